@@ -1,0 +1,70 @@
+"""The strict level: jaxtyping and beartype judge the same annotations that the generated checks were made from.
+
+Slow (tens of microseconds an object) and not traceable, hence a second opinion and never the check itself. It cannot see what those
+libraries have no word for: divisibility (``hidden//128`` floors there), strides, devices, and dims of nested boundaries.
+"""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Annotated, get_args, get_origin
+
+from beartype import BeartypeConf, beartype
+from jaxtyping import TypeCheckError, jaxtyped  # pyright: ignore[reportUnknownVariableType]  its own annotations are partial
+
+from .errors import BoundaryError
+from .fields import ClassSpec, Field, TensorSpec
+
+_CHECKER = beartype(conf=BeartypeConf(is_color=False))
+
+
+def _bare(hint: object) -> object:
+    """Return a hint without our own metadata, which beartype does not know."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _order(fields: tuple[Field, ...]) -> list[Field]:
+    """Return the fields so that each name is bound before an expression reads it: jaxtyping binds in parameter order."""
+    waiting = list(fields)
+    bound: set[str] = set()
+    ordered: list[Field] = []
+    while waiting:
+        ready = next((field for field in waiting if _needs(field) <= bound), waiting[0])
+        waiting.remove(ready)
+        ordered.append(ready)
+        bound |= _binds(ready)
+    return ordered
+
+
+def _binds(field: Field) -> set[str]:
+    return {dim.name for dim in field.spec.dims if dim.name is not None} if isinstance(field.spec, TensorSpec) else set()
+
+
+def _needs(field: Field) -> set[str]:
+    if not isinstance(field.spec, TensorSpec):
+        return set()
+    own = _binds(field)
+    return {name for dim in field.spec.dims if dim.name is None for name in dim.names} - own
+
+
+def make_oracle(cls: type, fields: tuple[Field, ...]) -> Callable[[object], None]:
+    """Return a function that raises BoundaryError when jaxtyping or beartype refuse an object of ``cls``.
+
+    Classes among the fields are checked by identity of class alone: neither library looks at the arguments of a user's generic.
+    """
+    judged = [field for field in _order(fields) if not (isinstance(field.spec, ClassSpec) and field.spec.nested)]
+
+    parameters = ", ".join(field.name for field in judged)
+    scope: dict[str, FunctionType] = {}
+    exec(f"def judge({parameters}): pass", {}, scope)  # noqa: S102  parameter names come from a class body
+    judge = scope["judge"]
+    judge.__annotations__ = {field.name: _bare(field.hint) for field in judged}
+    judge.__qualname__ = f"{cls.__qualname__}.oracle"
+    checked = jaxtyped(judge, typechecker=_CHECKER)
+
+    def oracle(value: object) -> None:
+        try:
+            checked(**{field.name: getattr(value, field.name) for field in judged})
+        except TypeCheckError as error:
+            raise BoundaryError(f"jaxtyping and beartype refuse it: {error}", boundary=cls.__qualname__) from None
+
+    return oracle

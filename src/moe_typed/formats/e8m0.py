@@ -1,0 +1,43 @@
+"""The e8m0 codec: a byte b stands for 2^(b-127), and 255 for NaN (OCP Microscaling Formats v1.0, section 5.4.1).
+
+There is no zero, no sign and no infinity: byte 0 is 2^-127, which float32 holds as a subnormal.
+"""
+
+import torch
+from torch import Tensor
+
+_NAN_BYTE = 255
+_EXPONENT_BITS = 23  # float32: the exponent field starts above 23 mantissa bits
+_TWO_TO_MINUS_127_BITS = 0x00400000
+_NAN_BITS = 0x7FC00000
+
+
+def decode(scale: Tensor) -> Tensor:
+    """Return e8m0 scales as float32.
+
+    ``scale``: float8_e8m0fnu, any shape. Done on the bits, since a cast on a device that flushes subnormals would turn byte 0 into zero.
+    """
+    exponent = scale.view(torch.uint8).to(torch.int32)
+    bits = exponent << _EXPONENT_BITS
+    bits = torch.where(exponent == 0, _TWO_TO_MINUS_127_BITS, bits)
+    bits = torch.where(exponent == _NAN_BYTE, _NAN_BITS, bits)
+    return bits.view(torch.float32)
+
+
+def encode_up(value: Tensor) -> Tensor:
+    """Return the smallest power of two that is not below each value, as float8_e8m0fnu.
+
+    ``value``: float32, any shape, not negative. Values at most 2^-127, zero among them, give byte 0; values above 2^127, infinities and NaN
+    give byte 255 (NaN), never an infinity, which e8m0 does not have.
+    """
+    bits = value.contiguous().view(torch.int32)
+    exponent = (bits >> _EXPONENT_BITS) & 0xFF
+    mantissa = bits & 0x7FFFFF
+    # A subnormal above 2^-127 (mantissa 0x400000) needs 2^-126, byte 1: the same carry as for a normal number above its power of two.
+    carries = torch.where(exponent == 0, mantissa > _TWO_TO_MINUS_127_BITS, mantissa > 0)
+    return torch.clamp(exponent + carries.to(torch.int32), max=_NAN_BYTE).to(torch.uint8).view(torch.float8_e8m0fnu)
+
+
+def is_power_of_two(value: Tensor) -> Tensor:
+    """Return, for each float32 value, whether an e8m0 byte holds it exactly."""
+    return decode(encode_up(value)) == value

@@ -1,0 +1,100 @@
+"""The routing of a batch: which experts each row goes to, and with what weight."""
+
+from typing import Annotated, Generic, final
+
+import torch
+from jaxtyping import Float32, Int32
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from ..boundary import Dim, boundary, value_error
+from .ids import Ids, LocalIds, LogicalIds
+from .scaling import RoutedScaling, Settled
+
+I_co = TypeVar("I_co", bound=Ids, covariant=True)
+S_co = TypeVar("S_co", bound=RoutedScaling, covariant=True, default=RoutedScaling)
+S = TypeVar("S", bound=RoutedScaling)
+
+
+@final
+@boundary
+class DeviceCount:
+    """A number of live rows that lives on the device, and may change between two replays of one CUDA graph."""
+
+    count: Int32[Tensor, "1"]
+
+
+@final
+@boundary
+class Routing(Generic[I_co, S_co]):
+    """Say for each row which ``k`` experts it goes to.
+
+    ``topk_ids``: int32 (rows, k) in the id space ``space`` over ``num_experts`` slots. ``topk_weights``: float32 (rows, k). ``scaling``: who
+    applies the routed scaling factor. ``renormalized``: whether the weights of a row were divided by their sum. ``num_shared``: how many
+    trailing columns are shared-expert slots. ``live``: how many leading rows are real; the rest are padding and give zeros.
+    """
+
+    topk_ids: Int32[Tensor, "rows k"]
+    topk_weights: Float32[Tensor, "rows k"]
+    space: type[I_co]
+    num_experts: Annotated[int, Dim("experts")]
+    scaling: S_co
+    renormalized: bool
+    live: int | DeviceCount
+    num_shared: int = 0
+
+    def check_values(self) -> None:
+        """Raise BoundaryError for ids outside their space, weights that are not finite, or a live count beyond the rows."""
+        rows, k = self.topk_ids.shape
+        live = self.live if isinstance(self.live, int) else int(self.live.count.item())
+        if not 0 <= live <= rows:
+            raise value_error(self, "live", f"is {live}, but there are {rows} rows")
+        if not 0 <= self.num_shared <= k:
+            raise value_error(self, "num_shared", f"is {self.num_shared}, but there are {k} columns")
+        if live and k:
+            low, high = self.space.bounds(self.num_experts)
+            ids = self.topk_ids[:live]
+            least, most = int(ids.min()), int(ids.max())
+            if least < low or most > high:
+                worst = least if least < low else most
+                raise value_error(
+                    self,
+                    "topk_ids",
+                    f"holds the id {worst}, but {self.space.title} ids over {self.num_experts} experts lie in {low}..{high}",
+                    "was an id mapped twice, or not at all?",
+                )
+            if not bool(torch.isfinite(self.topk_weights[:live]).all()):
+                raise value_error(self, "topk_weights", "holds an infinity or a NaN")
+
+
+def live_mask(routing: Routing[Ids]) -> Tensor:
+    """Return bool (rows, 1), true for live rows; no host sync."""
+    rows = torch.arange(routing.topk_ids.shape[0], device=routing.topk_ids.device).unsqueeze(1)
+    return rows < (routing.live if isinstance(routing.live, int) else routing.live.count)
+
+
+def localize(routing: Routing[LogicalIds, S], first: int, count: int) -> Routing[LocalIds, S]:
+    """Return the routing over the ``count`` experts from ``first`` on, which this rank holds.
+
+    A route to any other expert, and every route of a padding row, becomes -1 and keeps its place, its weight set to 0.
+    Raises: ValueError when the range does not lie within the experts.
+    """
+    if first < 0 or count < 1 or first + count > routing.num_experts:
+        raise ValueError(f"experts {first}..{first + count - 1} do not lie within the {routing.num_experts} experts of this routing")
+    ids = routing.topk_ids - first
+    here = (ids >= 0) & (ids < count) & live_mask(routing)
+    return Routing(
+        torch.where(here, ids, -1),
+        torch.where(here, routing.topk_weights, 0.0),
+        LocalIds,
+        count,
+        routing.scaling,
+        routing.renormalized,
+        routing.live,
+        routing.num_shared,
+    )
+
+
+def from_topk(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, *, renormalized: bool = True) -> Routing[LogicalIds, Settled]:
+    """Return the routing that an engine's own router chose: logical ids, nothing left to scale, every row live."""
+    return Routing(topk_ids, topk_weights, LogicalIds, num_experts, Settled(), renormalized, topk_ids.shape[0])

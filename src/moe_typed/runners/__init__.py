@@ -1,0 +1,27 @@
+"""Runners: what turns dispatched rows into expert results, each with the weights prepared for it."""
+
+from .activations import Activation, SiluAndMul, SwigluOai
+from .base import PreparedWeights, Runner, UnsupportedError
+from .reference import (
+    ReferenceDenseWeights,
+    ReferenceFp8Block128Weights,
+    ReferenceMxFp8Weights,
+    ReferenceRunner,
+    prepare_reference,
+    reference_experts,
+)
+
+__all__ = [
+    "Activation",
+    "PreparedWeights",
+    "ReferenceDenseWeights",
+    "ReferenceFp8Block128Weights",
+    "ReferenceMxFp8Weights",
+    "ReferenceRunner",
+    "Runner",
+    "SiluAndMul",
+    "SwigluOai",
+    "UnsupportedError",
+    "prepare_reference",
+    "reference_experts",
+]

@@ -1,0 +1,69 @@
+"""The bases of runners and of the weights that are prepared for them."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, Never, TypeVar, get_args, get_origin
+
+import torch
+
+from ..boundary import BoundaryError
+from ..formats import Payload
+from ..stages import RunnerInput, RunnerOutput
+from .activations import Activation
+
+RI_contra = TypeVar("RI_contra", bound=RunnerInput, contravariant=True)
+RO_co = TypeVar("RO_co", bound=RunnerOutput, covariant=True)
+R_co = TypeVar("R_co", covariant=True)
+P_contra = TypeVar("P_contra", bound=Payload, contravariant=True)
+
+
+class Runner(ABC, Generic[RI_contra, RO_co]):
+    """The base of all runners: prepared weights and an activation, ready to run.
+
+    ``inputs`` lists the classes that ``run`` takes, the preferred one first.
+    """
+
+    name: ClassVar[str]
+    inputs: ClassVar[tuple[type[RunnerInput], ...]]
+
+    @abstractmethod
+    def run(self, runner_input: RI_contra, /) -> RO_co:
+        """Run both grouped GEMMs. An empty batch launches nothing and returns an empty result of the right dtype and width."""
+
+
+class PreparedWeights(ABC, Generic[R_co, P_contra]):
+    """The base of weights in the layout that one runner reads, with the payload classes that it can then take (the accept-set)."""
+
+    num_experts: int
+    hidden: int
+    inter: int
+    out_dtype: torch.dtype
+
+    @abstractmethod
+    def runner(self, activation: Activation) -> R_co:
+        """Return the runner over these weights. Raises: UnsupportedError for an activation that it cannot do."""
+
+    @classmethod
+    def accepts(cls) -> tuple[type[Payload], ...]:
+        """Return the accept-set as the class declares it: the payload argument of its PreparedWeights base."""
+        for base in getattr(cls, "__orig_bases__", ()):
+            if get_origin(base) is PreparedWeights:
+                payloads = get_args(base)[1]
+                return (payloads,) if isinstance(payloads, type) else tuple(get_args(payloads))
+        raise TypeError(f"{cls.__qualname__} does not derive from PreparedWeights[runner, payloads] directly")
+
+
+class UnsupportedError(ValueError):
+    """Say that a combination is well typed but cannot be run, and why."""
+
+
+def refuse_payload(payload: type[Payload], weights: type[PreparedWeights[object, Never]]) -> BoundaryError:
+    """Return the error for experts that are given a payload class outside their accept-set."""
+    accepted = " | ".join(cls.__qualname__ for cls in weights.accepts())
+    return BoundaryError(
+        f"payload is {payload.__qualname__} ({payload.format.name}), but {weights.__qualname__} takes {accepted}",
+        boundary="Experts",
+        field="payload",
+        declared=accepted,
+        got=payload.__qualname__,
+        hint="put a named conversion before the experts: experts.accepting(conversion)",
+    )

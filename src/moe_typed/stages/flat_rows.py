@@ -1,0 +1,30 @@
+"""Flat rows: what a runner takes and returns when it does its own permutation (reference, Triton)."""
+
+from typing import final
+
+from torch import Tensor
+
+from ..boundary import Floating, boundary
+from ..formats import Payload
+from ..routing import LocalIds, Routing
+from .base import RunnerInput, RunnerOutput
+
+
+@final
+@boundary
+class FlatRowsInput(RunnerInput):
+    """Rows in any order with their routes to this rank's experts; router weights pending."""
+
+    payload: Payload
+    routing: Routing[LocalIds]
+
+
+@final
+@boundary
+class SummedRowsOutput(RunnerOutput):
+    """One result a row: router weights applied, summed over k, in the order of the input rows; rows without a route are zero.
+
+    ``hidden_states``: bf16, fp16 or fp32 (rows, hidden).
+    """
+
+    hidden_states: Floating[Tensor, "rows hidden"]

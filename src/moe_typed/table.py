@@ -1,0 +1,211 @@
+"""The transition table.
+
+THEORY
+
+A MoE layer is a chain of states. Dispatch leaves the rows in one of ``n`` layouts (a class each), and a runner takes them in one of ``m`` layouts
+(a class each). This file says how one becomes the other, and how what the runner returns becomes what that dispatcher's combine takes::
+
+    DispatchOutput --pre--> (RunnerInput, Carry) --run--> RunnerOutput --post--> CombineInput
+                                    |                                  ^
+                                    +----------- Carry ----------------+
+
+Rule 1. All that changes state between dispatch and combine is in a row of this table. No stage keeps anything on the side: what ``post`` needs
+and the runner does not, ``pre`` puts into the carry, which is one class a row. It replaces the dict that engines pass along.
+
+Rule 2. A row does not know weights or payload formats. It moves rows about; what the values mean is between the payload class and the prepared
+weights (the acceptance table). Hence ``pre`` takes ``Payload``, and rows do not multiply by formats.
+
+Rule 3. A row ends at the combine class of the dispatcher that it began at. The static type of a dispatch output names that class, so experts
+return it without an overload, and a test compares it with the row.
+
+Rule 4. The table is total: a pair (dispatch variant, runner input) is a row, or it is Unsupported with a reason from a closed list. Nothing
+degrades silently.
+
+A row is built in two steps, so that a checker compares one function at a time with types that are fixed already, and says exactly what is wrong::
+
+    Edge(Variant[Payload], CombineClass, InputClass).pre(f).post(g)
+"""
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Generic, Never, TypeAlias, TypeVar, cast, final, get_origin
+
+import attrs
+from typing_extensions import override
+
+from .formats import Payload
+from .runners.base import Runner, UnsupportedError
+from .runners.flat_rows import standard_post, standard_pre
+from .stages import (
+    Carry,
+    CombineInput,
+    DispatchOutput,
+    FlatRowsInput,
+    RunnerInput,
+    RunnerOutput,
+    StandardCombineInput,
+    StandardDispatchOutput,
+)
+
+D = TypeVar("D", bound=DispatchOutput[Payload, CombineInput])
+C = TypeVar("C", bound=CombineInput)
+P = TypeVar("P", bound=Payload)
+RI = TypeVar("RI", bound=RunnerInput)
+RO = TypeVar("RO", bound=RunnerOutput)
+S = TypeVar("S", bound=Carry)
+
+AnyDispatchOutput: TypeAlias = DispatchOutput[Payload, CombineInput]
+AnyRunner: TypeAlias = Runner[Never, RunnerOutput]
+
+
+class Row(ABC):
+    """A row with its types forgotten, so that rows of all types can stand in one table."""
+
+    @property
+    @abstractmethod
+    def key(self) -> tuple[type[AnyDispatchOutput], type[RunnerInput]]:
+        """Return what the row is found by."""
+
+    @property
+    @abstractmethod
+    def ends_at(self) -> type[CombineInput]:
+        """Return the combine class."""
+
+    @property
+    @abstractmethod
+    def functions(self) -> tuple[Callable[..., object], Callable[..., object]]:
+        """Return pre and post."""
+
+    @abstractmethod
+    def bind(self, runner: AnyRunner) -> Callable[[Never], CombineInput]:
+        """Return ``using(runner)``; the caller has found the row by the classes of both sides."""
+
+
+@final
+@attrs.frozen(eq=False)
+class Transition(Row, Generic[D, C, RI, S, RO]):
+    """One row: the plain functions, with no wrapper between them and the caller."""
+
+    dispatch_output: type[D]
+    combine_input: type[C]
+    runner_input: type[RI]
+    pre: Callable[[D], tuple[RI, S]]
+    post: Callable[[RO, S], C]
+
+    def using(self, runner: Runner[RI, RO], /) -> Callable[[D], C]:
+        """Return the experts' part of a layer as one function."""
+        pre, run, post = self.pre, runner.run, self.post
+
+        def transit(dispatched: D) -> C:
+            runner_input, carry = pre(dispatched)
+            return post(run(runner_input), carry)
+
+        return transit
+
+    @property
+    @override
+    def key(self) -> tuple[type[AnyDispatchOutput], type[RunnerInput]]:
+        return get_origin(self.dispatch_output) or self.dispatch_output, self.runner_input
+
+    @property
+    @override
+    def ends_at(self) -> type[CombineInput]:
+        return self.combine_input
+
+    @property
+    @override
+    def functions(self) -> tuple[Callable[..., object], Callable[..., object]]:
+        return self.pre, self.post
+
+    @override
+    def bind(self, runner: AnyRunner) -> Callable[[Never], CombineInput]:
+        return self.using(cast("Runner[RI, RO]", runner))
+
+
+@final
+@attrs.frozen(eq=False)
+class HalfEdge(Generic[D, C, RI, S]):
+    """A row that still lacks its way back."""
+
+    edge: "Edge[D, C, RI]"
+    forward: Callable[[D], tuple[RI, S]]
+
+    def post(self, function: Callable[[RO, S], C], /) -> Transition[D, C, RI, S, RO]:
+        """Complete the row: ``function`` must take exactly the carry that ``pre`` returns, and return the row's combine class."""
+        return Transition(self.edge.dispatch_output, self.edge.combine_input, self.edge.runner_input, self.forward, function)
+
+
+@final
+@attrs.frozen(eq=False)
+class Edge(Generic[D, C, RI]):
+    """Begin a row: from a dispatch variant to a runner input, and back to a combine class."""
+
+    dispatch_output: type[D]
+    combine_input: type[C]
+    runner_input: type[RI]
+
+    def pre(self, function: Callable[[D], tuple[RI, S]], /) -> HalfEdge[D, C, RI, S]:
+        """Name the way to the runner; its second result is the carry."""
+        return HalfEdge(self, function)
+
+
+@final
+class UnsupportedReason(enum.Enum):
+    """Say why a pair of dispatch variant and runner input has no row."""
+
+    LAYOUT = "the runner input cannot hold rows in this layout without a copy that nobody asked for"
+
+
+@final
+@attrs.frozen
+class Unsupported:
+    """Stand in the table where there is no row."""
+
+    reason: UnsupportedReason
+    detail: str
+
+
+Cell: TypeAlias = Row | Unsupported
+Key: TypeAlias = tuple[type[AnyDispatchOutput], type[RunnerInput]]
+
+# ---- the rows ---------------------------------------------------------------------------------------------------------------------
+
+STANDARD_FLAT_ROWS: Final = Edge(StandardDispatchOutput[Payload], StandardCombineInput, FlatRowsInput).pre(standard_pre).post(standard_post)
+
+ROWS: Final[tuple[Row, ...]] = (STANDARD_FLAT_ROWS,)
+
+# ---- what has no row, and why -----------------------------------------------------------------------------------------------------
+
+UNSUPPORTED: Final[Mapping[Key, Unsupported]] = MappingProxyType({})
+
+# ---- the table --------------------------------------------------------------------------------------------------------------------
+
+TRANSITIONS: Final[Mapping[Key, Cell]] = MappingProxyType({**{row.key: row for row in ROWS}, **UNSUPPORTED})
+
+
+def find(variant: type[AnyDispatchOutput], runner: AnyRunner) -> Row:
+    """Return the row for a dispatch variant and the first input class of a runner that has one.
+
+    Raises: UnsupportedError that names both sides and the reason of every cell that was looked at.
+    """
+    reasons: list[str] = []
+    for runner_input in runner.inputs:
+        cell = TRANSITIONS.get((variant, runner_input))
+        match cell:
+            case Row():
+                return cell
+            case Unsupported():
+                reasons.append(f"{runner_input.__qualname__}: {cell.reason.value} ({cell.detail})")
+            case None:
+                reasons.append(f"{runner_input.__qualname__}: not in the table")
+    raise UnsupportedError(f"the runner {runner.name!r} has no way from {variant.__qualname__}: {'; '.join(reasons)}")
+
+
+def connect(variant: type[DispatchOutput[P, C]], runner: AnyRunner) -> Callable[[DispatchOutput[P, C]], C]:
+    """Return the experts' part of a layer for one dispatch variant. Raises: UnsupportedError as ``find``.
+
+    The cast is sound by rule 3: the row was found by ``variant``, and ends at the combine class that ``variant`` names.
+    """
+    return cast("Callable[[DispatchOutput[P, C]], C]", find(variant, runner).bind(runner))
