@@ -35,6 +35,7 @@ from typing import Final, Generic, Never, TypeAlias, TypeVar, cast, final, get_o
 import attrs
 from typing_extensions import override
 
+from .boundary import is_strict, judged
 from .formats import Payload
 from .runners.base import Runner, UnsupportedError
 from .runners.flat_rows import standard_post, standard_pre
@@ -97,8 +98,12 @@ class Transition(Row, Generic[D, C, RI, S, RO]):
     def using(self, runner: Runner[RI, RO], /) -> Callable[[D], C]:
         """Return the experts' part of a layer as one function."""
         pre, run, post = self.pre, runner.run, self.post
+        judged_pre, judged_post = judged(pre), judged(post)
 
         def transit(dispatched: D) -> C:
+            if is_strict():
+                runner_input, carry = judged_pre(dispatched)
+                return judged_post(run(runner_input), carry)
             runner_input, carry = pre(dispatched)
             return post(run(runner_input), carry)
 

@@ -6,7 +6,8 @@ from .annotations import E8M0, Dim, Float4e2m1x2, Floating, Layout, Rename
 from .debug import DebugLevel, debug, debug_level, set_debug_level
 from .describe import describe
 from .errors import BoundaryDefinitionError, BoundaryError
-from .runtime import boundaries, fields_of, value_error
+from .oracle import judged
+from .runtime import boundaries, fields_of, is_strict, value_error
 
 if TYPE_CHECKING:
     from ._static import boundary as boundary
@@ -29,6 +30,8 @@ __all__ = [
     "debug_level",
     "describe",
     "fields_of",
+    "is_strict",
+    "judged",
     "set_debug_level",
     "value_error",
 ]

@@ -6,13 +6,16 @@ libraries have no word for: divisibility (``hidden//128`` floors there), strides
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Annotated, get_args, get_origin
+from typing import Annotated, ParamSpec, TypeVar, get_args, get_origin
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import TypeCheckError, jaxtyped  # pyright: ignore[reportUnknownVariableType]  its own annotations are partial
 
 from .errors import BoundaryError
 from .fields import ClassSpec, Field, TensorSpec
+
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
 
 _CHECKER = beartype(conf=BeartypeConf(is_color=False))
 
@@ -44,6 +47,11 @@ def _needs(field: Field) -> set[str]:
         return set()
     own = _binds(field)
     return {name for dim in field.spec.dims if dim.name is None for name in dim.names} - own
+
+
+def judged(function: Callable[_Q, _R]) -> Callable[_Q, _R]:
+    """Return a function whose arguments and result beartype checks against its own annotations."""
+    return beartype(conf=BeartypeConf(is_color=False, violation_type=BoundaryError))(function)
 
 
 def make_oracle(cls: type, fields: tuple[Field, ...]) -> Callable[[object], None]:

@@ -58,6 +58,11 @@ def current_level() -> int:
     return _level
 
 
+def is_strict() -> bool:
+    """Say whether the level is strict; one global read, for code that runs in every forward."""
+    return _level > 2
+
+
 def set_level(new: int) -> None:
     """Set the debug level; generate the checks of the classes that wait for theirs. The caller holds the switch's lock."""
     global _level
