@@ -6,7 +6,7 @@ from typing import Generic, Never, TypeVar, cast, final
 
 from typing_extensions import override
 
-from .formats import Conversion, Payload
+from .formats import AnyConversion, Conversion, Payload
 from .runners.activations import Activation, SiluAndMul
 from .runners.base import PreparedWeights, refuse_payload
 from .stages import CombineInput, DispatchOutput
@@ -27,6 +27,16 @@ class ExpertStage(ABC, Generic[P_contra]):
     @abstractmethod
     def accepts(self) -> tuple[type[Payload], ...]:
         """Return the payload classes that may be dispatched to these experts."""
+
+    @property
+    @abstractmethod
+    def runner(self) -> AnyRunner:
+        """Return the runner at the end of all conversions."""
+
+    @property
+    @abstractmethod
+    def conversions(self) -> tuple[AnyConversion, ...]:
+        """Return the named conversions before the runner, in order."""
 
     @abstractmethod
     def bind(self, variant: type[DispatchOutput[P_contra, C]]) -> Callable[[DispatchOutput[P_contra, C]], C]:
@@ -59,7 +69,7 @@ class Experts(ExpertStage[P_contra]):
 
     def __init__(self, weights: PreparedWeights[AnyRunner, P_contra], activation: Activation = _SILU) -> None:
         self.weights = weights
-        self.runner = weights.runner(activation)
+        self._runner = weights.runner(activation)
         self._accepts = weights.accepts()
 
     @property
@@ -67,9 +77,19 @@ class Experts(ExpertStage[P_contra]):
     def accepts(self) -> tuple[type[Payload], ...]:
         return self._accepts
 
+    @property
+    @override
+    def runner(self) -> AnyRunner:
+        return self._runner
+
+    @property
+    @override
+    def conversions(self) -> tuple[AnyConversion, ...]:
+        return ()
+
     @override
     def bind(self, variant: type[DispatchOutput[P_contra, C]]) -> Callable[[DispatchOutput[P_contra, C]], C]:
-        return connect(variant, self.runner)
+        return connect(variant, self._runner)
 
     @override
     def refuse(self, payload: type[Payload]) -> TypeError:
@@ -88,6 +108,16 @@ class ConvertedExperts(ExpertStage[P_contra]):
     @override
     def accepts(self) -> tuple[type[Payload], ...]:
         return self.conversion.source
+
+    @property
+    @override
+    def runner(self) -> AnyRunner:
+        return self.experts.runner
+
+    @property
+    @override
+    def conversions(self) -> tuple[AnyConversion, ...]:
+        return (self.conversion, *self.experts.conversions)
 
     @override
     def bind(self, variant: type[DispatchOutput[P_contra, C]]) -> Callable[[DispatchOutput[P_contra, C]], C]:

@@ -7,7 +7,7 @@ from .debug import DebugLevel, debug, debug_level, set_debug_level
 from .describe import describe
 from .errors import BoundaryDefinitionError, BoundaryError
 from .oracle import judged
-from .runtime import boundaries, fields_of, is_strict, value_error
+from .runtime import boundaries, fields_of, is_boundary, is_strict, value_error
 
 if TYPE_CHECKING:
     from ._static import boundary as boundary
@@ -30,6 +30,7 @@ __all__ = [
     "debug_level",
     "describe",
     "fields_of",
+    "is_boundary",
     "is_strict",
     "judged",
     "set_debug_level",

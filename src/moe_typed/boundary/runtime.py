@@ -84,6 +84,11 @@ def boundaries() -> tuple[type, ...]:
     return tuple(_boundaries)
 
 
+def is_boundary(cls: type) -> bool:
+    """Say whether ``@boundary`` made a class."""
+    return cls in _boundaries
+
+
 def fields_of(cls: type) -> tuple[Field, ...]:
     """Return the fields of a boundary class as its checks see them."""
     generate_pending()

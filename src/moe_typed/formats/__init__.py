@@ -1,12 +1,14 @@
 """Payload classes, checkpoint-layout weight classes, and the named conversions between payloads."""
 
 from .conversions import (
+    AnyConversion,
     Conversion,
     bf16_as_is,
     fp16_as_is,
     fp32_as_is,
     quantize_fp8_block128,
     quantize_mxfp8,
+    round_bf16,
     upscale_bf16,
     upscale_fp16,
     upscale_fp32,
@@ -25,6 +27,7 @@ from .weights import (
 )
 
 __all__ = [
+    "AnyConversion",
     "AnyDenseRows",
     "AnyExpertWeights",
     "Bf16ExpertWeights",
@@ -55,6 +58,7 @@ __all__ = [
     "fp32_as_is",
     "quantize_fp8_block128",
     "quantize_mxfp8",
+    "round_bf16",
     "upscale_bf16",
     "upscale_fp16",
     "upscale_fp32",

@@ -5,7 +5,7 @@ gets the scale 1 (fp8 block 128) or 2^-127 (mxfp8) and comes back as zeros.
 """
 
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar, final
+from typing import Final, Generic, Never, TypeAlias, TypeVar, final
 
 import attrs
 import torch
@@ -38,6 +38,9 @@ class Conversion(Generic[P_contra, Q_co]):
         if source is self.target:
             return 0
         return source.format.payload_bytes(rows, hidden) + self.target.format.payload_bytes(rows, hidden)
+
+
+AnyConversion: TypeAlias = Conversion[Never, Payload]
 
 
 def _grouped(rows: DenseRows, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,6 +99,13 @@ upscale_fp32: Final = Conversion("upscale_fp32", _SCALED, Fp32Rows, _upscale_fp3
 def _same(rows: P) -> P:
     return rows
 
+
+def _round_bf16(rows: AnyDenseRows) -> Bf16Rows:
+    return Bf16Rows(rows.data.to(torch.bfloat16))
+
+
+round_bf16: Final = Conversion("round_bf16", (Fp16Rows, Fp32Rows), Bf16Rows, _round_bf16)
+"""Round to bfloat16, ties to even."""
 
 bf16_as_is: Final = Conversion("as is", (Bf16Rows,), Bf16Rows, _same)
 fp16_as_is: Final = Conversion("as is", (Fp16Rows,), Fp16Rows, _same)

@@ -1,0 +1,52 @@
+"""From a plan to the layer that it describes."""
+
+from typing import TypeVar, cast
+
+from ..dispatchers import MoELayer, StandardDispatcher
+from ..experts import Experts, ExpertStage
+from ..formats import AnyExpertWeights, Conversion, DenseRows, GateUpOrder, Payload
+from ..runners import Activation, PreparedWeights, prepare_reference
+from ..runners.acceptance import RunnerName
+from ..stages import StandardCombineInput
+from ..table import AnyRunner
+from .planner import find_route
+from .report import PlanReport
+
+M = TypeVar("M", bound=DenseRows)
+
+
+def _prepare(runner: RunnerName, weights: AnyExpertWeights[GateUpOrder]) -> PreparedWeights[AnyRunner, Payload]:
+    # The plan has found the runner to take these weights, and the wire to carry what they take; a plan is data, so no checker sees it.
+    match runner:
+        case RunnerName.REFERENCE:
+            return cast("PreparedWeights[AnyRunner, Payload]", prepare_reference(weights))
+        case RunnerName.TRITON:
+            from ..runners.triton import prepare_triton
+
+            return cast("PreparedWeights[AnyRunner, Payload]", prepare_triton(weights))
+
+
+def build_layer(
+    report: PlanReport, rows: type[M], weights: AnyExpertWeights[GateUpOrder], activation: Activation
+) -> MoELayer[M, Payload, StandardCombineInput]:
+    """Return the layer of a plan over weights in checkpoint layout.
+
+    ``rows``: the class of the rows that the layer will be called with. Raises: ValueError when rows, weights or activation are not those that
+    the plan was made for.
+    """
+    problem = report.problem
+    for what, planned, given in (
+        ("rows", problem.model, rows.format.name),
+        ("weights", problem.weights, weights.format.name),
+        ("activation", problem.activation, activation.name),
+        ("num_experts", problem.num_experts, weights.num_experts),
+        ("hidden", problem.hidden, weights.hidden),
+        ("inter", problem.inter, weights.inter),
+    ):
+        if planned != given:
+            raise ValueError(f"the plan is for {what} = {planned}, but {given} was given")
+    route, _ = find_route(problem, report.environment)
+    experts: ExpertStage[Payload] = Experts(_prepare(route.acceptance.runner, weights), activation)
+    if route.before_experts is not None:
+        experts = experts.accepting(cast("Conversion[Payload, Payload]", route.before_experts))
+    return StandardDispatcher(cast("Conversion[M, Payload]", route.wire)).then(experts)

@@ -1,0 +1,88 @@
+"""What is to be run, and where: frozen, serialisable, and nothing else."""
+
+import enum
+import platform
+from importlib import metadata
+from typing import final
+
+import attrs
+import torch
+
+from ..runners.acceptance import RunnerName
+
+
+@final
+class Wire(enum.Enum):
+    """Name the payload format that a configuration asks a dispatcher to send; ``auto`` is what the experts take at the least cost."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    FP8_BLOCK128 = "fp8-block128"
+    MXFP8 = "mxfp8"
+
+
+@final
+class RunnerRequest(enum.Enum):
+    """Name the runner that a configuration asks for."""
+
+    AUTO = "auto"
+    TRITON = "triton"
+    REFERENCE = "reference"
+
+    def candidates(self) -> tuple[RunnerName, ...]:
+        """Return the runners to try, in order."""
+        return tuple(RunnerName) if self is RunnerRequest.AUTO else (RunnerName(self.value),)
+
+
+@final
+@attrs.frozen(kw_only=True)
+class MoEProblem:
+    """One MoE layer and what is asked of it.
+
+    ``model`` and ``weights`` are format names ("bf16", "fp8-block128", ...); ``activation`` is an activation's name. ``rows`` sets the bytes in the
+    report and nothing else.
+    """
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    inter: int
+    model: str
+    weights: str
+    activation: str
+    rows: int
+    wire: Wire = Wire.AUTO
+    runner: RunnerRequest = RunnerRequest.AUTO
+
+
+@final
+@attrs.frozen(kw_only=True)
+class Environment:
+    """The machine as far as a plan depends on it.
+
+    ``device``: "cpu", "cuda", ... ``capability``: the CUDA compute capability, (0, 0) where there is none. ``libraries``: versions by the name of
+    the distribution.
+    """
+
+    device: str
+    device_name: str
+    capability: tuple[int, int]
+    libraries: dict[str, str]
+
+
+_LIBRARIES = ("torch", "triton")
+
+
+def probe_environment(device: torch.device) -> Environment:
+    """Return the environment of a device of this machine; imports no library that it reports."""
+    libraries: dict[str, str] = {}
+    for name in _LIBRARIES:
+        try:
+            libraries[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if device.type == "cuda":
+        return Environment(
+            device="cuda", device_name=torch.cuda.get_device_name(device), capability=torch.cuda.get_device_capability(device), libraries=libraries
+        )
+    return Environment(device=device.type, device_name=platform.machine(), capability=(0, 0), libraries=libraries)

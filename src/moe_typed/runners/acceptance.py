@@ -1,0 +1,60 @@
+"""The acceptance table: (runner, weight format) -> prepared weights, whose class names the payloads they take.
+
+Data alone: importing it imports no backend library.
+"""
+
+import enum
+from collections.abc import Iterator
+from typing import Final, Never, final
+
+import attrs
+
+from ..formats import (
+    Bf16ExpertWeights,
+    ExpertWeights,
+    Fp8Block128ExpertWeights,
+    Fp16ExpertWeights,
+    Fp32ExpertWeights,
+    GateUpOrder,
+    MxFp8ExpertWeights,
+    Payload,
+)
+from .base import PreparedWeights
+from .reference import ReferenceDenseWeights, ReferenceFp8Block128Weights, ReferenceMxFp8Weights
+
+
+@final
+class RunnerName(enum.Enum):
+    """Name the runners, the preferred one first."""
+
+    TRITON = "triton"
+    REFERENCE = "reference"
+
+
+@final
+@attrs.frozen
+class Acceptance:
+    """One row: weights of this format, prepared for this runner, take these payloads."""
+
+    runner: RunnerName
+    weights: type[ExpertWeights[GateUpOrder]]
+    prepared: type[PreparedWeights[object, Never]]
+
+    @property
+    def payloads(self) -> tuple[type[Payload], ...]:
+        """Return the accept-set."""
+        return self.prepared.accepts()
+
+
+ACCEPTANCE: Final = (
+    Acceptance(RunnerName.REFERENCE, Bf16ExpertWeights, ReferenceDenseWeights),
+    Acceptance(RunnerName.REFERENCE, Fp16ExpertWeights, ReferenceDenseWeights),
+    Acceptance(RunnerName.REFERENCE, Fp32ExpertWeights, ReferenceDenseWeights),
+    Acceptance(RunnerName.REFERENCE, Fp8Block128ExpertWeights, ReferenceFp8Block128Weights),
+    Acceptance(RunnerName.REFERENCE, MxFp8ExpertWeights, ReferenceMxFp8Weights),
+)
+
+
+def accepted_by(runner: RunnerName) -> Iterator[Acceptance]:
+    """Yield the rows of one runner."""
+    return (row for row in ACCEPTANCE if row.runner is runner)
