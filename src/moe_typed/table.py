@@ -98,12 +98,11 @@ class Transition(Row, Generic[D, C, RI, S, RO]):
     def using(self, runner: Runner[RI, RO], /) -> Callable[[D], C]:
         """Return the experts' part of a layer as one function."""
         pre, run, post = self.pre, runner.run, self.post
-        judged_pre, judged_post = judged(pre), judged(post)
 
         def transit(dispatched: D) -> C:
             if is_strict():
-                runner_input, carry = judged_pre(dispatched)
-                return judged_post(run(runner_input), carry)
+                runner_input, carry = judged(pre)(dispatched)
+                return judged(post)(run(runner_input), carry)
             runner_input, carry = pre(dispatched)
             return post(run(runner_input), carry)
 

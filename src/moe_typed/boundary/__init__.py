@@ -6,8 +6,7 @@ from .annotations import E8M0, Dim, Float4e2m1x2, Floating, Layout, Rename
 from .debug import DebugLevel, debug, debug_level, set_debug_level
 from .describe import describe
 from .errors import BoundaryDefinitionError, BoundaryError
-from .oracle import judged
-from .runtime import boundaries, fields_of, is_boundary, is_strict, value_error
+from .runtime import boundaries, fields_of, is_boundary, is_strict, judged, value_error
 
 if TYPE_CHECKING:
     from ._static import boundary as boundary

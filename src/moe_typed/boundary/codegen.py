@@ -5,6 +5,7 @@ thirty times that and does not trace. Two passes: bare names and integers of eve
 field that binds ``inter``; expressions and strides follow. Fields that may be None come last in each pass.
 
 A class without nested boundaries keeps its dims in local variables. One with nested boundaries keeps them in a dict that starts with theirs.
+Field ``x`` is the local ``v_x`` and dim ``n`` the local ``D_n``, so that no field or dim can hide a name that generated code uses.
 """
 
 import ast
@@ -14,9 +15,12 @@ from typing import final
 from typing_extensions import override
 
 from .errors import BoundaryDefinitionError
-from .fields import ClassSpec, DimExpr, Field, OtherSpec, TensorSpec, TypeObjectSpec
+from .fields import DEVICE, ClassSpec, DimExpr, Field, OtherSpec, TensorSpec, TypeObjectSpec
 
-Namespace = dict[str, object]
+
+def _local(field: Field) -> str:
+    """Return the local variable that holds a field's value in generated code."""
+    return f"v_{field.name}"
 
 
 @final
@@ -33,7 +37,7 @@ class CheckWriter:
         self._late: list[str] = []
         self._definite: set[str] = set()
         self._possible: set[str] = set()
-        self._values = "(" + "".join(f"{field.name}, " for field in fields) + ")"
+        self._values = "(" + "".join(f"{_local(field)}, " for field in fields) + ")"
         self._me = constant(cls)
 
     def write(self, name: str) -> str:
@@ -48,18 +52,19 @@ class CheckWriter:
                 case ClassSpec() if not field.spec.nested:
                     self._class_field(field, field.spec)
                 case TypeObjectSpec():
-                    bound = self._constant(field.spec.bound)
-                    test = f"isinstance({field.name}, type) and issubclass({field.name}, {bound})"
+                    bounds = self._constant(field.spec.bounds)
+                    test = f"isinstance({_local(field)}, type) and issubclass({_local(field)}, {bounds})"
                     self._require(field, f"not ({test})", self._wrong_class(field))
                 case OtherSpec():
                     hint = self._constant(field.spec.hint)
-                    self._require(field, f"not _is_bearable({field.name}, {hint})", self._wrong_class(field))
+                    wrong = f"not _is_compiling() and not is_bearable({_local(field)}, {hint})"  # dynamo cannot trace beartype
+                    self._require(field, wrong, self._wrong_class(field))
                 case _:
                     pass
         for field in self._fields:
             if isinstance(field.spec, TensorSpec):
                 self._tensor_expressions(field, field.spec)
-        arguments = "".join(f", {field.name}" for field in self._all)
+        arguments = "".join(f", {_local(field)}" for field in self._all)
         start = ["dims = {}"] if self._nested else [f"D_{dim} = None" for dim in sorted(self._possible - self._definite)]
         body = [*start, "dev = None", *self._lines, *self._late, "if _level > 1: deep(self)"]
         check = f"def {name}(self{arguments}):\n" + "".join(f"    {line}\n" for line in body)
@@ -67,19 +72,28 @@ class CheckWriter:
 
     def _write_dims(self, name: str) -> str:
         lines = ["dims = {}"]
+        known: set[str] = set()
         for field in self._fields:
-            value = f"self.{field.name}"
-            if isinstance(field.spec, TensorSpec):
-                lines.append(f"if {value} is not None:")
-                lines.append(f"    dims.setdefault('device', {value}.device)")
-                for axis, dim in enumerate(field.spec.dims):
-                    if dim.name is not None:
-                        lines.append(f"    dims.setdefault({dim.name!r}, {value}.shape[{axis}])")
-            elif isinstance(field.spec, ClassSpec) and field.spec.dim is not None:
-                lines.append(f"dims.setdefault({field.spec.dim!r}, {value})")
-            elif isinstance(field.spec, ClassSpec) and field.spec.nested:
-                rename = self._constant(field.spec.rename)
-                lines.append(f"for key, size in dims_of({value}).items(): dims.setdefault({rename}.get(key, key), size)")
+            value = _local(field)
+            found: dict[str, str] = {}
+            inner: list[str] = []
+            match field.spec:
+                case TensorSpec():
+                    found[DEVICE] = f"{value}.device"
+                    found |= {dim.name: f"s[{axis}]" for axis, dim in reversed([*enumerate(field.spec.dims)]) if dim.name is not None}
+                    inner = [f"s = {value}.shape"] if len(found) > 1 else []
+                case ClassSpec() if field.spec.dim is not None:
+                    found[field.spec.dim] = value
+                case ClassSpec() if field.spec.nested:
+                    rename = f"{self._constant(field.spec.rename)}.get(key, key)" if field.spec.rename else "key"
+                    inner = [f"for key, size in dims_of({value}).items(): dims.setdefault({rename}, size)"]
+                case _:
+                    continue
+            inner += [f"dims.setdefault({key!r}, {size})" for key, size in found.items() if key not in known]
+            if inner:
+                lines += [f"{value} = self.{field.name}", *self._guarded(field, inner)]
+            if not field.optional:
+                known |= found.keys()
         return f"def {name}(self):\n" + "".join(f"    {line}\n" for line in [*lines, "return dims"])
 
     # -- pieces of source --------------------------------------------------------------------------------------------------
@@ -90,13 +104,13 @@ class CheckWriter:
     def _guarded(self, field: Field, lines: list[str]) -> list[str]:
         if not field.optional:
             return lines
-        return [f"if {field.name} is not None:", *(f"    {line}" for line in lines)]
+        return [f"if {_local(field)} is not None:", *(f"    {line}" for line in lines)]
 
     def _require(self, field: Field, wrong: str, reason: str) -> None:
         self._lines += self._guarded(field, [f"if {wrong}: {self._fail(field, reason)}"])
 
     def _wrong_class(self, field: Field) -> str:
-        return f"'is of type ' + type({field.name}).__name__ + {f', expected {field.declared}'!r}"
+        return f"'is of type ' + type({_local(field)}).__name__ + {f', expected {field.declared}'!r}"
 
     def _read_dim(self, name: str) -> str:
         return f"dims[{name!r}]" if self._nested else f"D_{name}"
@@ -115,7 +129,7 @@ class CheckWriter:
     # -- tensors -------------------------------------------------------------------------------------------------------------
 
     def _tensor_names(self, field: Field, spec: TensorSpec) -> None:
-        name = field.name
+        name = _local(field)
         expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes)
         if len(spec.dtypes) == 1:
             wrong_dtype = f"{name}.dtype != {self._constant(spec.dtypes[0])}"
@@ -139,10 +153,10 @@ class CheckWriter:
         self._lines += self._guarded(field, lines)
 
     def _device(self, field: Field) -> list[str]:
-        wrong = f"f'is on {{{field.name}.device}}, but the fields before it are on {{dev}}'"
+        wrong = f"f'is on {{{_local(field)}.device}}, but the fields before it are on {{dev}}'"
         return [
-            f"if dev is None: dev = {field.name}.device",
-            f"elif {field.name}.device != dev: {self._fail(field, wrong)}",
+            f"if dev is None: dev = {_local(field)}.device",
+            f"elif {_local(field)}.device != dev: {self._fail(field, wrong)}",
         ]
 
     def _bind(self, field: Field, dim: str, size: str, text: str) -> list[str]:
@@ -160,7 +174,7 @@ class CheckWriter:
         return [f"if {read} is None: {read} = {size}", f"elif {size} != {read}: {clash}"]
 
     def _tensor_expressions(self, field: Field, spec: TensorSpec) -> None:
-        name = field.name
+        name = _local(field)
         lines: list[str] = []
         for axis, dim in enumerate(spec.dims):
             if dim.name is None and dim.tree is not None and not isinstance(dim.tree, ast.Constant):
@@ -195,7 +209,7 @@ class CheckWriter:
         for dividend, divisor in dim.divisions():
             left, right = self._source(dividend), self._source(divisor)
             reason = f"{f'{ast.unparse(dividend)} = '!r} + str({left}) + ' is not a multiple of ' + str({right})"
-            lines.append(f"if {left} % {right}: " + self._fail(field, reason))
+            lines.append(f"if {right} == 0 or {left} % {right}: " + self._fail(field, reason))
         want = self._source(dim.tree)
         reason = f"{f'{what} is '!r} + str({got}) + {f', expected {dim.text} = '!r} + str({want})"
         lines.append(f"if {got} != {want}: " + self._fail(field, reason))
@@ -204,21 +218,20 @@ class CheckWriter:
     # -- instances -----------------------------------------------------------------------------------------------------------
 
     def _class_field(self, field: Field, spec: ClassSpec) -> None:
-        name = field.name
-        classes = self._constant(spec.classes)
+        name = _local(field)
+        classes = self._constant((*spec.classes, int) if float in spec.classes else spec.classes)  # an int is a float to checkers too
         wrong = f"not isinstance({name}, {classes})"
-        if int in spec.classes and bool not in spec.classes:
+        if not {int, float}.isdisjoint(spec.classes) and bool not in spec.classes:
             wrong = f"({wrong} or isinstance({name}, bool))"
         lines = [f"if {wrong}: {self._fail(field, self._wrong_class(field))}"] if object not in spec.classes else []
         if spec.dim is not None:
             lines += self._bind(field, spec.dim, name, f"is {{{name}}}, expected {spec.dim} = ")
         if spec.nested:
-            rename = self._constant(spec.rename)
             clash = "'has ' + key + ' = ' + str(size) + ' inside, but ' + key + ' = ' + str(dims[key]) + ' here'"
             lines += [
                 f"for key, size in dims_of({name}).items():",
-                f"    key = {rename}.get(key, key)",
+                *([f"    key = {self._constant(spec.rename)}.get(key, key)"] if spec.rename else []),
                 f"    if dims.setdefault(key, size) != size: {self._fail(field, clash)}",
-                "dev = dims.get('device')",
+                f"dev = dims.get({DEVICE!r})",
             ]
         self._lines += self._guarded(field, lines)

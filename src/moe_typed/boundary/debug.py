@@ -7,12 +7,12 @@ threads, and code that ``torch.compile`` has compiled (dynamo guards on it and c
 import enum
 import logging
 import os
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 from . import runtime
+from .errors import BoundaryDefinitionError
 
 _log = logging.getLogger("moe_typed.boundary")
 
@@ -36,8 +36,6 @@ class DebugLevel(enum.IntEnum):
 
 LevelName: TypeAlias = Literal["off", "layout", "values", "strict"]
 
-_lock = threading.RLock()
-
 
 class _Switch:
     """Hold the base level and the ``debug`` blocks that are open, newest last."""
@@ -51,6 +49,10 @@ class _Switch:
         if level >= DebugLevel.VALUES > runtime.current_level():
             _log.info("debug %s: inside torch.compile and CUDA graph capture only layout is checked", level.name.lower())
         runtime.set_level(int(level))
+
+    def close(self, token: object) -> None:
+        self.open = [entry for entry in self.open if entry[0] is not token]
+        self.apply()
 
 
 _switch = _Switch()
@@ -74,31 +76,34 @@ def debug_level() -> DebugLevel:
 def set_debug_level(level: DebugLevel | LevelName) -> None:
     """Set the level that holds outside every ``debug`` block, for the whole process.
 
-    Raises: ValueError for an unknown name.
+    Raises: ValueError for an unknown name; BoundaryDefinitionError, and nothing is changed, for a class that cannot be checked.
     """
     parsed = _parse(level)
-    with _lock:
-        _switch.base = parsed
-        _switch.apply()
+    with runtime.lock:
+        before, _switch.base = _switch.base, parsed
+        try:
+            _switch.apply()
+        except BoundaryDefinitionError:
+            _switch.base = before
+            raise
 
 
 @contextmanager
 def debug(level: DebugLevel | LevelName = DebugLevel.LAYOUT) -> Generator[DebugLevel]:
     """Hold a debug level for the whole process, all threads included, while the block runs.
 
-    Blocks nest, and may be open in several threads at once: the one entered last holds. Raises: ValueError for an unknown name.
+    Blocks nest, and may be open in several threads at once: the one entered last holds. Raises: as ``set_debug_level``.
     """
     parsed = _parse(level)
     token = object()
-    with _lock:
-        _switch.open.append((token, parsed))
-        _switch.apply()
     try:
+        with runtime.lock:
+            _switch.open.append((token, parsed))
+            _switch.apply()
         yield parsed
     finally:
-        with _lock:
-            _switch.open = [entry for entry in _switch.open if entry[0] is not token]
-            _switch.apply()
+        with runtime.lock:
+            _switch.close(token)
 
 
 def _from_environment() -> None:

@@ -2,7 +2,8 @@
 
 import re
 import types
-from typing import Annotated, TypeVar, Union, get_args, get_origin
+from collections.abc import Collection
+from typing import Annotated, TypeVar, Union, cast, get_args, get_origin
 
 import torch
 
@@ -16,7 +17,12 @@ def describe(value: object) -> str:
         return f"{dtype}{list(value.shape)} stride={value.stride()} {value.device}"
     if isinstance(value, type):
         return value.__qualname__
-    text = repr(value)
+    kind = type(value).__name__
+    if isinstance(value, (list, tuple, set, frozenset, dict)):  # their reprs would print the tensors in them
+        items = cast("Collection[object]", value.items() if isinstance(value, dict) else value)
+        text = f"{kind}({', '.join(map(describe, items))})"
+    else:
+        text = repr(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
@@ -31,6 +37,8 @@ def describe_annotation(annotation: object) -> str:
         return describe_annotation(annotation.__bound__) if annotation.__bound__ is not None else "object"
     if get_origin(annotation) in (Union, types.UnionType):
         return " | ".join(describe_annotation(member) for member in get_args(annotation))
+    if get_origin(annotation) is type:
+        return f"type[{describe_annotation(get_args(annotation)[0])}]"
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         return f"{describe_annotation(inner)} with {', '.join(map(str, metadata))}"

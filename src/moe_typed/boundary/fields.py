@@ -3,8 +3,8 @@
 import ast
 import enum
 import types
-from collections.abc import Iterator
-from typing import Annotated, TypeAlias, TypeVar, Union, final, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Sequence
+from typing import Annotated, TypeAlias, TypeVar, Union, cast, final, get_args, get_origin, get_type_hints
 
 import attrs
 import torch
@@ -14,6 +14,7 @@ from .annotations import Dim, Layout, Rename
 from .describe import describe_annotation
 from .errors import BoundaryDefinitionError
 
+DEVICE = "device"  # what a nested boundary reports beside its dims, hence not the name of a dim
 _ALLOWED_NODES = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Name, ast.Load, ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.USub)
 
 
@@ -72,7 +73,7 @@ class ClassSpec:
 class TypeObjectSpec:
     """A field that holds a class, ``type[LocalIds]``."""
 
-    bound: type
+    bounds: tuple[type, ...]
 
 
 @final
@@ -107,8 +108,10 @@ def parse_dim(text: str) -> DimExpr:
     except SyntaxError:
         raise BoundaryDefinitionError(f"dim {text!r} is not an expression over names and integers") from None
     for node in ast.walk(tree):
-        if not isinstance(node, _ALLOWED_NODES) or (isinstance(node, ast.Constant) and not isinstance(node.value, int)):
+        if not isinstance(node, _ALLOWED_NODES) or (isinstance(node, ast.Constant) and type(node.value) is not int):
             raise BoundaryDefinitionError(f"dim {text!r} may hold names, integers and + - * // alone")
+        if isinstance(node, ast.Name) and (node.id == DEVICE or node.id.startswith("_")):
+            raise BoundaryDefinitionError(f"dim {text!r}: a name may not be {DEVICE!r}, nor begin with an underscore")
     return DimExpr(text, tree.body, tree.body.id if isinstance(tree.body, ast.Name) else None)
 
 
@@ -116,8 +119,10 @@ def _parse_dims(text: str) -> tuple[DimExpr, ...]:
     return tuple(parse_dim(part) for part in text.split())
 
 
-def _torch_dtypes(names: tuple[str, ...]) -> tuple[torch.dtype, ...]:
-    found = (getattr(torch, name, None) for name in names)
+def _torch_dtypes(names: object) -> tuple[torch.dtype, ...]:
+    if not isinstance(names, (tuple, list)):  # Shaped, which takes any dtype
+        return ()
+    found = (getattr(torch, str(name), None) for name in cast("Sequence[object]", names))
     return tuple(dtype for dtype in found if isinstance(dtype, torch.dtype))
 
 
@@ -137,12 +142,14 @@ def _is_tensor_annotation(hint: object) -> bool:
 
 def _plain(cls: type) -> bool:
     """Say whether instances of a class can never be boundaries."""
-    return cls.__module__ in ("builtins", "torch") or issubclass(cls, (enum.Enum, torch.dtype, torch.device))
+    return cls.__module__ in ("builtins", "torch", "collections", "collections.abc") or issubclass(cls, (enum.Enum, torch.dtype, torch.device))
 
 
 def _read_tensor(hint: object, layout: Layout | None) -> TensorSpec:
     dim_text: str = getattr(hint, "dim_str")  # noqa: B009  jaxtyping makes these attributes on the class it returns
-    names: tuple[str, ...] = getattr(hint, "dtypes")  # noqa: B009
+    names: object = getattr(hint, "dtypes")  # noqa: B009
+    if getattr(hint, "array_type") is not torch.Tensor:  # noqa: B009
+        raise BoundaryDefinitionError("only shapes of torch.Tensor can be checked")
     dtypes = _torch_dtypes(names)
     if not dtypes:
         raise BoundaryDefinitionError(f"torch has none of the dtypes {names}")
@@ -170,13 +177,15 @@ def _read_field(name: str, hint: object) -> Field:
     if len(members) == 1 and _is_tensor_annotation(members[0]):
         return Field(name, declared, hint, optional, _read_tensor(members[0], layouts[0] if layouts else None))
     if layouts:
-        raise BoundaryDefinitionError(f"Layout stands on field {name!r}, which is not a tensor annotation")
+        raise BoundaryDefinitionError("Layout stands on what is not one tensor annotation")
+    if any(map(_is_tensor_annotation, members)):
+        raise BoundaryDefinitionError("a union of a tensor annotation with others binds no dims; name the dtypes in one annotation")
     if len(members) == 1 and get_origin(members[0]) is type:
-        (bound,) = _union_members(get_args(members[0])[0])
-        if isinstance(bound, type):
-            return Field(name, declared, hint, optional, TypeObjectSpec(bound))
+        bounds = _union_members(get_args(members[0])[0])
+        if all(isinstance(bound, type) for bound in bounds):
+            return Field(name, declared, hint, optional, TypeObjectSpec(tuple(bound for bound in bounds if isinstance(bound, type))))
     classes = tuple(origin if isinstance(origin := get_origin(member), type) and not _plain(origin) else member for member in members)
-    if all(isinstance(cls, type) and not _is_tensor_annotation(cls) for cls in classes):
+    if all(isinstance(cls, type) for cls in classes):
         checked = tuple(cls for cls in classes if isinstance(cls, type))
         rename = {old: new for item in metadata if isinstance(item, Rename) for old, new in item.names.items()}
         dim = next((item.name for item in metadata if isinstance(item, Dim)), None)

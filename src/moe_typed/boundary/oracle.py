@@ -6,7 +6,7 @@ libraries have no word for: divisibility (``hidden//128`` floors there), strides
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Annotated, ParamSpec, TypeVar, get_args, get_origin
+from typing import Annotated, Final, ParamSpec, TypeVar, cast, get_args, get_origin
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import TypeCheckError, jaxtyped  # pyright: ignore[reportUnknownVariableType]  its own annotations are partial
@@ -17,7 +17,8 @@ from .fields import ClassSpec, Field, TensorSpec
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
-_CHECKER = beartype(conf=BeartypeConf(is_color=False))
+_CHECKER = beartype(conf=BeartypeConf(is_color=False, is_pep484_tower=True))
+_judged: Final[dict[Callable[..., object], Callable[..., object]]] = {}
 
 
 def _bare(hint: object) -> object:
@@ -49,9 +50,12 @@ def _needs(field: Field) -> set[str]:
     return {name for dim in field.spec.dims if dim.name is None for name in dim.names} - own
 
 
-def judged(function: Callable[_Q, _R]) -> Callable[_Q, _R]:
-    """Return a function whose arguments and result beartype checks against its own annotations."""
-    return beartype(conf=BeartypeConf(is_color=False, violation_type=BoundaryError))(function)
+def judge(function: Callable[_Q, _R]) -> Callable[_Q, _R]:
+    """Return a function whose arguments and result beartype checks against its own annotations; each function is wrapped once."""
+    wrapped = _judged.get(function)
+    if wrapped is None:
+        wrapped = _judged[function] = beartype(conf=BeartypeConf(is_color=False, is_pep484_tower=True, violation_type=BoundaryError))(function)
+    return cast("Callable[_Q, _R]", wrapped)
 
 
 def make_oracle(cls: type, fields: tuple[Field, ...]) -> Callable[[object], None]:

@@ -7,28 +7,32 @@ switches every class, in every thread, and dynamo guards on it and compiles agai
 import itertools
 import threading
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar, cast, final
+from typing import Final, ParamSpec, TypeVar, cast, final
 
 import attrs
 import torch
-from beartype.door import is_bearable
 
 from .codegen import CheckWriter
 from .describe import describe
 from .errors import BoundaryDefinitionError, BoundaryError
-from .fields import Field, read_fields
-from .oracle import make_oracle
+from .fields import DEVICE, Field, read_fields
 
 _level = 0
 
-# The names that generated code calls: these, and fail, deep and dims_of below.
+lock: Final = threading.RLock()
+"""Held while the level changes or a class is declared, so that no class misses the checks that a level asks for."""
+
+# The names that generated code calls: these, and fail, deep, dims_of and is_bearable below.
 _Tensor: Final = torch.Tensor
 _is_compiling: Final = torch.compiler.is_compiling
-_is_bearable: Final = is_bearable
 
 _DEFAULTS: Final = (int, float, str, bool, type(None))
 
+_META: Final = torch.device("meta")  # its tensors hold no data to check
+
 _T = TypeVar("_T", bound=type)
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
 
 _NO_DIMS: Mapping[str, object] = {}
 
@@ -59,8 +63,8 @@ def current_level() -> int:
 
 
 def is_strict() -> bool:
-    """Say whether the level is strict; one global read, for code that runs in every forward."""
-    return _level > 2
+    """Say whether beartype may judge functions now; one global read while it may not, for code that runs in every forward."""
+    return _level > 2 and not torch.compiler.is_compiling()
 
 
 def set_level(new: int) -> None:
@@ -91,7 +95,8 @@ def is_boundary(cls: type) -> bool:
 
 def fields_of(cls: type) -> tuple[Field, ...]:
     """Return the fields of a boundary class as its checks see them."""
-    generate_pending()
+    with lock:
+        generate_pending()
     return _boundaries[cls].fields
 
 
@@ -121,15 +126,31 @@ def dims_of(value: object) -> Mapping[str, object]:
     return _NO_DIMS if read is None else read(value)
 
 
+def is_bearable(value: object, hint: object) -> bool:
+    """Say whether beartype finds a value to satisfy a hint. beartype takes 150 ms to import, hence not before it is needed."""
+    from beartype import door
+
+    return cast("Callable[[object, object], bool]", door.is_bearable)(value, hint)
+
+
+def judged(function: Callable[_Q, _R]) -> Callable[_Q, _R]:
+    """Return a function whose arguments and result beartype checks against its own annotations; each function is wrapped once."""
+    from .oracle import judge
+
+    return judge(function)
+
+
 def deep(value: object) -> None:
     """Check what needs the data, then let the oracle look at the same object."""
     if value is None or torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return
     entry = _boundaries[type(value)]
-    if entry.check_values is not None:
+    if entry.check_values is not None and dims_of(value).get(DEVICE) != _META:
         entry.check_values(value)
     if _level > 2:
         if entry.oracle is None:
+            from .oracle import make_oracle
+
             entry.oracle = make_oracle(entry.cls, entry.fields)
         entry.oracle(value)
 
@@ -172,7 +193,7 @@ def _satisfied_relatives(cls: type, values: tuple[object, ...]) -> list[str]:
     found: list[str] = []
     _probing.on = True
     try:
-        for other, entry in _boundaries.items():
+        for other, entry in tuple(_boundaries.items()):
             related = other is not cls and other.__base__ is cls.__base__ and cls.__base__ is not object
             if not related or entry.check is None or [field.name for field in entry.fields] != names:
                 continue
@@ -201,6 +222,11 @@ def _write_init(cls: type, number: int) -> str:
             parameters.append(f"{attribute.name}={_constant(attribute.default)}")
         if attribute.converter is not None or attribute.validator is not None:
             raise BoundaryDefinitionError(f"{cls.__qualname__}.{attribute.name}: a boundary field takes no converter and no validator")
+        if not attribute.init or attribute.kw_only or attribute.alias != attribute.name:
+            raise BoundaryDefinitionError(f"{cls.__qualname__}.{attribute.name}: a boundary field is a positional argument of the same name")
+    for hook in ("__attrs_pre_init__", "__attrs_post_init__"):
+        if any(hook in vars(base) for base in cls.__mro__):
+            raise BoundaryDefinitionError(f"{cls.__qualname__}: a boundary runs no {hook}; check_values is the place for checks")
     names = [attribute.name for attribute in attrs.fields(cls)]
     lines = [
         f"def __init__(self{''.join(f', {parameter}' for parameter in parameters)}):",
@@ -225,11 +251,11 @@ def boundary(cls: _T) -> _T:
     define ``check_values(self)``, which runs at the ``values`` level and raises what ``value_error`` returns.
 
     Raises: BoundaryDefinitionError for fields with factories, converters or validators; for annotations that cannot be checked, when debug
-    is first switched on.
+    is first switched on, or at once where it is on.
     """
     # slots=False: with slots every field of a frozen class costs a call of object.__setattr__.
     made = attrs.frozen(eq=False, slots=False, init=False, repr=False)(cls)
-    number = len(_boundaries)
+    number = next(_numbers)
     check_values: Callable[[object], None] | None = getattr(made, "check_values", None)
     scope = globals()
     _execute(_write_init(made, number), f"<boundary init {made.__qualname__}>")
@@ -238,8 +264,10 @@ def boundary(cls: _T) -> _T:
     setattr(made, "__init__", init)  # noqa: B010  checkers forbid assigning a method, and rightly: only this module may
     setattr(made, "__repr__", _repr)  # noqa: B010
     entry = _Boundary(made, number, check_values)
-    _boundaries[made] = entry
-    _pending.append(entry)
-    if _level:
-        generate_pending()
+    with lock:
+        if _level:
+            _generate(entry)
+        else:
+            _pending.append(entry)
+        _boundaries[made] = entry
     return made
