@@ -18,6 +18,7 @@ P_contra = TypeVar("P_contra", bound=Payload, contravariant=True)
 Q_co = TypeVar("Q_co", bound=Payload, covariant=True)
 
 E4M3_MAX: Final = 448.0  # the largest finite float8_e4m3fn
+SMALLEST_SCALE: Final = torch.finfo(torch.float32).tiny
 
 
 @final
@@ -47,13 +48,14 @@ def _grouped(rows: DenseRows, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     count, hidden = rows.data.shape
     if hidden % group:
         raise ValueError(f"cannot quantise {type(rows).__name__} of hidden {hidden} in groups of {group}: {group} must divide hidden")
-    groups = rows.data.to(torch.float32).view(count, hidden // group, group)
+    groups = rows.data.to(torch.float32).reshape(count, hidden // group, group)
     return groups, groups.abs().amax(dim=2)
 
 
 def _to_fp8_block128(rows: AnyDenseRows) -> Fp8Block128Rows:
     groups, amax = _grouped(rows, BLOCK_128)
-    scale = torch.where(amax == 0, 1.0, amax / E4M3_MAX)
+    # A scale below the normal numbers would be zero where the group is not, on any device that flushes them.
+    scale = torch.where(amax == 0, 1.0, (amax / E4M3_MAX).clamp(min=SMALLEST_SCALE))
     data = (groups / scale.unsqueeze(2)).to(torch.float8_e4m3fn).view(rows.data.shape)
     return Fp8Block128Rows(data, torch.where(torch.isfinite(scale), scale, torch.nan))
 

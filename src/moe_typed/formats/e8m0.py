@@ -27,15 +27,17 @@ def decode(scale: Tensor) -> Tensor:
 def encode_up(value: Tensor) -> Tensor:
     """Return the smallest power of two that is not below each value, as float8_e8m0fnu.
 
-    ``value``: float32, any shape, not negative. Values at most 2^-127, zero among them, give byte 0; values above 2^127, infinities and NaN
-    give byte 255 (NaN), never an infinity, which e8m0 does not have.
+    ``value``: float32, any shape. Zeros and positive values up to 2^-127 give byte 0; negative values, values above 2^127, infinities and NaN
+    give byte 255 (NaN), for e8m0 has neither a sign nor an infinity.
     """
     bits = value.contiguous().view(torch.int32)
     exponent = (bits >> _EXPONENT_BITS) & 0xFF
     mantissa = bits & 0x7FFFFF
     # A subnormal above 2^-127 (mantissa 0x400000) needs 2^-126, byte 1: the same carry as for a normal number above its power of two.
     carries = torch.where(exponent == 0, mantissa > _TWO_TO_MINUS_127_BITS, mantissa > 0)
-    return torch.clamp(exponent + carries.to(torch.int32), max=_NAN_BYTE).to(torch.uint8).view(torch.float8_e8m0fnu)
+    up = torch.clamp(exponent + carries.to(torch.int32), max=_NAN_BYTE)
+    negative = (bits < 0) & ((exponent | mantissa) > 0)  # by the bits, as -0.0 is zero and a subnormal is not
+    return torch.where(negative, _NAN_BYTE, up).to(torch.uint8).view(torch.float8_e8m0fnu)
 
 
 def is_power_of_two(value: Tensor) -> Tensor:
