@@ -8,7 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from ..boundary import describe, fields_of, is_boundary
+from ..boundary import fields_of, is_boundary
 from ..dispatchers import MoELayer
 from ..formats import Payload
 from ..routing import LogicalIds, Routing
@@ -50,15 +50,34 @@ class Trace:
     times: tuple[StageTime, ...]
 
 
+def _short(tensor: Tensor) -> str:
+    stride = "" if tensor.is_contiguous() else f" stride={tensor.stride()}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{stride} {tensor.device}"
+
+
 def _tensors(value: object, path: str = "") -> list[tuple[str, str]]:
     if isinstance(value, Tensor):
-        return [(path, describe(value))]
+        return [(path, _short(value))]
     if not is_boundary(type(value)):
         return []
     found: list[tuple[str, str]] = []
     for field in fields_of(type(value)):
         found += _tensors(getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
     return found
+
+
+def timed(device: torch.device, function: Callable[Q, T], *args: Q.args, **kwargs: Q.kwargs) -> tuple[T, float]:
+    """Return what ``function`` returns and the seconds that it took, waiting for ``device`` before and after."""
+    _wait(device)
+    start = time.perf_counter()
+    result = function(*args, **kwargs)
+    _wait(device)
+    return result, time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @final
@@ -69,19 +88,12 @@ class _Recorder:
         self.times: list[StageTime] = []
 
     def timed(self, stage: str, function: Callable[Q, T], *args: Q.args, **kwargs: Q.kwargs) -> T:
-        self._wait()
-        start = time.perf_counter()
-        result = function(*args, **kwargs)
-        self._wait()
-        self.times.append(StageTime(stage, time.perf_counter() - start))
+        result, seconds = timed(self._device, function, *args, **kwargs)
+        self.times.append(StageTime(stage, seconds))
         return result
 
     def crossed(self, stage: str, value: object) -> None:
         self.crossings.append(Crossing(stage, type(value).__qualname__, tuple(_tensors(value))))
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 def trace(layer: MoELayer[M, Payload, C], rows: M, routing: Routing[LogicalIds]) -> Trace:

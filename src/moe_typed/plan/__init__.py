@@ -4,6 +4,7 @@ from .build import build_layer
 from .planner import PlanError, plan
 from .problem import Environment, MoEProblem, RunnerRequest, Wire, probe_environment
 from .report import Degradation, PlanReport, Rejected, RejectReason, Step, StepKind, from_json, to_json
+from .tolerance import relative_error, tolerance
 
 __all__ = [
     "Degradation",
@@ -21,5 +22,7 @@ __all__ = [
     "from_json",
     "plan",
     "probe_environment",
+    "relative_error",
     "to_json",
+    "tolerance",
 ]

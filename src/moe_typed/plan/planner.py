@@ -163,7 +163,8 @@ def _degradations(problem: MoEProblem, environment: Environment, chosen: RunnerN
     if problem.runner is not RunnerRequest.AUTO or chosen is not RunnerName.REFERENCE or environment.device != "cuda":
         return ()
     return tuple(
-        Degradation(subject="runner", preferred=item.runner, used=chosen.value, detail=f"{item.reason.explanation}: {item.detail}") for item in rejected
+        Degradation(subject="runner", preferred=item.runner, used=chosen.value, detail=f"{item.reason.explanation}: {item.detail}")
+        for item in rejected
     )
 
 

@@ -1,0 +1,1 @@
+"""The command line: ``moe-typed plan``, ``run``, ``demo``."""

@@ -1,0 +1,62 @@
+"""``moe-typed plan``: say which way a layer would take."""
+
+import argparse
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ..checkpoints import open_checkpoint
+from ..plan import MoEProblem, plan, probe_environment, to_json
+from .options import Request, positive, request
+from .render import print_plan
+from .run import load_layer, problem_of
+
+_SIZES = ("experts", "top_k", "hidden", "inter")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments: a checkpoint, or the layer's sizes and formats."""
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="plan for a layer of this checkpoint; else give the sizes")
+    parser.add_argument("--layer", type=int, default=None, help="which layer of the checkpoint (default: the first that is MoE)")
+    for name in _SIZES:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=positive, default=None)
+    parser.add_argument("--model", default="bf16", help="dtype of the model's rows: bf16, fp16 or fp32 (default: bf16)")
+    parser.add_argument("--weights", default="bf16", help="weight format, such as bf16, fp8-block128, mxfp8 (default: bf16)")
+    parser.add_argument("--activation", default="silu", help="silu or swiglu-oai (default: silu)")
+    parser.add_argument("--rows", type=positive, default=64, help="rows that the bytes are given for (default: 64)")
+
+
+def _from_sizes(arguments: argparse.Namespace, asked: Request) -> MoEProblem:
+    missing = [f"--{name.replace('_', '-')}" for name in _SIZES if getattr(arguments, name) is None]
+    if missing:
+        raise ValueError(f"give a checkpoint, or {', '.join(missing)} as well")
+    return MoEProblem(
+        num_experts=arguments.experts,
+        top_k=arguments.top_k,
+        hidden=arguments.hidden,
+        inter=arguments.inter,
+        model=arguments.model,
+        weights=arguments.weights,
+        activation=arguments.activation,
+        rows=arguments.rows,
+        wire=asked.wire,
+        runner=asked.runner,
+    )
+
+
+def print_report(arguments: argparse.Namespace, console: Console) -> None:
+    """Print the plan as tables, or as JSON. Raises: PlanError, CheckpointError, ValueError."""
+    asked = request(arguments.runner, arguments.wire, arguments.device)
+    if arguments.checkpoint is None:
+        problem = _from_sizes(arguments, asked)
+    else:
+        # JSON goes to standard output alone, so that it can be piped.
+        progress = Console(stderr=True) if arguments.json else console
+        weights = load_layer(open_checkpoint(arguments.checkpoint), arguments.layer, torch.device("cpu"), progress)
+        problem = problem_of(weights, arguments.rows, asked)
+    report = plan(problem, probe_environment(asked.device))
+    if arguments.json:
+        print(to_json(report))
+    else:
+        print_plan(console, report)
