@@ -56,6 +56,7 @@ _WIRES: Final[Mapping[Wire, AnyConversion]] = MappingProxyType(
 _FP8_CAPABILITY = (8, 9)  # Ada: the first with an e4m3 matrix instruction (CUDA programming guide, arithmetic by compute capability)
 
 
+@final
 class PlanError(UnsupportedError):
     """Say that no runner can do what was asked; ``rejected`` holds the reason for each."""
 
