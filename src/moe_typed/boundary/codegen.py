@@ -9,7 +9,7 @@ Field ``x`` is the local ``v_x`` and dim ``n`` the local ``D_n``, so that no fie
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import final
 
 from typing_extensions import override
@@ -27,12 +27,14 @@ def _local(field: Field) -> str:
 class CheckWriter:
     """Write the source of one class's ``check`` and ``dims`` functions, and the constants they need."""
 
-    def __init__(self, cls: type, fields: tuple[Field, ...], constant: Callable[[object], str]) -> None:
+    def __init__(self, cls: type, fields: tuple[Field, ...], known: Iterable[type], constant: Callable[[object], str]) -> None:
         self._cls = cls
+        self._known = tuple(known)
         self._fields = sorted(fields, key=lambda field: field.optional)
         self._all = fields
         self._constant = constant
         self._nested = any(isinstance(field.spec, ClassSpec) and field.spec.nested for field in fields)
+        self._alone = not self._nested and sum(isinstance(field.spec, TensorSpec) for field in fields) == 1  # no device to compare with
         self._lines: list[str] = []
         self._late: list[str] = []
         self._definite: set[str] = set()
@@ -45,6 +47,8 @@ class CheckWriter:
         for field in self._fields:
             if isinstance(field.spec, ClassSpec) and field.spec.nested:
                 self._class_field(field, field.spec)
+        if self._nested and any(isinstance(field.spec, TensorSpec) for field in self._fields):
+            self._lines.append(f"dev = dims.get({DEVICE!r})")
         for field in self._fields:
             match field.spec:
                 case TensorSpec():
@@ -65,36 +69,42 @@ class CheckWriter:
             if isinstance(field.spec, TensorSpec):
                 self._tensor_expressions(field, field.spec)
         arguments = "".join(f", {_local(field)}" for field in self._all)
-        start = ["dims = {}"] if self._nested else [f"D_{dim} = None" for dim in sorted(self._possible - self._definite)]
-        body = [*start, "dev = None", *self._lines, *self._late, "if _level > 1: deep(self)"]
+        start = ["dims = {}"] if self._nested else ["dev = None", *(f"D_{dim} = None" for dim in sorted(self._possible - self._definite))]
+        body = [*start, *self._lines, *self._late, "if _level > 1: deep(self)"]
         check = f"def {name}(self{arguments}):\n" + "".join(f"    {line}\n" for line in body)
         return check + self._write_dims(f"{name}_dims")
 
     def _write_dims(self, name: str) -> str:
-        lines = ["dims = {}"]
-        known: set[str] = set()
-        for field in self._fields:
+        """Return the source of the function that reads a valid object's dims into a new dict; nothing for a class that has none."""
+        shapes: list[str] = []
+        dims: dict[str, str] = {}
+        late: list[str] = []
+        for field in self._fields:  # those that may be None come last
             value = _local(field)
-            found: dict[str, str] = {}
-            inner: list[str] = []
             match field.spec:
                 case TensorSpec():
-                    found[DEVICE] = f"{value}.device"
-                    found |= {dim.name: f"s[{axis}]" for axis, dim in reversed([*enumerate(field.spec.dims)]) if dim.name is not None}
-                    inner = [f"s = {value}.shape"] if len(found) > 1 else []
+                    named = {dim.name: axis for axis, dim in reversed([*enumerate(field.spec.dims)]) if dim.name not in (None, *dims)}
+                    found = {DEVICE: f"self.{field.name}.device"} | {str(dim): f"{value}[{axis}]" for dim, axis in named.items()}
+                    shape = [f"{value} = self.{field.name}.shape"] if named else []
                 case ClassSpec() if field.spec.dim is not None:
-                    found[field.spec.dim] = value
+                    found, shape = {field.spec.dim: f"self.{field.name}"}, []
                 case ClassSpec() if field.spec.nested:
                     rename = f"{self._constant(field.spec.rename)}.get(key, key)" if field.spec.rename else "key"
-                    inner = [f"for key, size in dims_of({value}).items(): dims.setdefault({rename}, size)"]
+                    lines = [f"for key, size in read({value}).items(): dims.setdefault({rename}, size)"]
+                    late += [f"{value} = self.{field.name}", *self._read_nested(value, lines)]
+                    continue
                 case _:
                     continue
-            inner += [f"dims.setdefault({key!r}, {size})" for key, size in found.items() if key not in known]
-            if inner:
-                lines += [f"{value} = self.{field.name}", *self._guarded(field, inner)]
-            if not field.optional:
-                known |= found.keys()
-        return f"def {name}(self):\n" + "".join(f"    {line}\n" for line in [*lines, "return dims"])
+            if field.optional:
+                inner = [*shape, *(f"dims.setdefault({dim!r}, {size})" for dim, size in found.items())]
+                late += [f"if self.{field.name} is not None:", *(f"    {line}" for line in inner)]
+            else:
+                shapes += shape
+                dims = found | dims
+        if not dims and not late:
+            return ""
+        start = [*shapes, f"dims = {{{', '.join(f'{dim!r}: {size}' for dim, size in dims.items())}}}"]
+        return f"def {name}(self):\n" + "".join(f"    {line}\n" for line in [*start, *late, "return dims"])
 
     # -- pieces of source --------------------------------------------------------------------------------------------------
 
@@ -108,6 +118,9 @@ class CheckWriter:
 
     def _require(self, field: Field, wrong: str, reason: str) -> None:
         self._lines += self._guarded(field, [f"if {wrong}: {self._fail(field, reason)}"])
+
+    def _read_nested(self, value: str, lines: list[str]) -> list[str]:
+        return [f"read = dims_readers.get(type({value}))", "if read is not None:", *(f"    {line}" for line in lines)]
 
     def _wrong_class(self, field: Field) -> str:
         return f"'is of type ' + type({_local(field)}).__name__ + {f', expected {field.declared}'!r}"
@@ -154,6 +167,8 @@ class CheckWriter:
 
     def _device(self, field: Field) -> list[str]:
         wrong = f"f'is on {{{_local(field)}.device}}, but the fields before it are on {{dev}}'"
+        if self._alone:
+            return []
         return [
             f"if dev is None: dev = {_local(field)}.device",
             f"elif {_local(field)}.device != dev: {self._fail(field, wrong)}",
@@ -221,6 +236,9 @@ class CheckWriter:
         name = _local(field)
         classes = self._constant((*spec.classes, int) if float in spec.classes else spec.classes)  # an int is a float to checkers too
         wrong = f"not isinstance({name}, {classes})"
+        known = {cls for cls in self._known if issubclass(cls, spec.classes)} if spec.nested else set[type]()
+        if known:  # abc's isinstance costs seven times as much as looking a class up
+            wrong = f"type({name}) not in {self._constant(frozenset(known))} and {wrong}"
         if not {int, float}.isdisjoint(spec.classes) and bool not in spec.classes:
             wrong = f"({wrong} or isinstance({name}, bool))"
         lines = [f"if {wrong}: {self._fail(field, self._wrong_class(field))}"] if object not in spec.classes else []
@@ -228,10 +246,11 @@ class CheckWriter:
             lines += self._bind(field, spec.dim, name, f"is {{{name}}}, expected {spec.dim} = ")
         if spec.nested:
             clash = "'has ' + key + ' = ' + str(size) + ' inside, but ' + key + ' = ' + str(dims[key]) + ' here'"
-            lines += [
-                f"for key, size in dims_of({name}).items():",
+            bind = [
+                f"for key, size in read({name}).items():",
                 *([f"    key = {self._constant(spec.rename)}.get(key, key)"] if spec.rename else []),
                 f"    if dims.setdefault(key, size) != size: {self._fail(field, clash)}",
-                f"dev = dims.get({DEVICE!r})",
             ]
+            first = field is next(field for field in self._fields if isinstance(field.spec, ClassSpec) and field.spec.nested)
+            lines += self._read_nested(name, [f"dims = read({name})"] if first and not spec.rename else bind)
         self._lines += self._guarded(field, lines)

@@ -6,7 +6,7 @@ switches every class, in every thread, and dynamo guards on it and compiles agai
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar, cast, final
 
 import attrs
@@ -22,7 +22,7 @@ _level = 0
 lock: Final = threading.RLock()
 """Held while the level changes or a class is declared, so that no class misses the checks that a level asks for."""
 
-# The names that generated code calls: these, and fail, deep, dims_of and is_bearable below.
+# The names that generated code calls: these, and fail, deep, dims_readers and is_bearable below.
 _Tensor: Final = torch.Tensor
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -33,8 +33,6 @@ _META: Final = torch.device("meta")  # its tensors hold no data to check
 _T = TypeVar("_T", bound=type)
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
-
-_NO_DIMS: Mapping[str, object] = {}
 
 
 @final
@@ -52,7 +50,7 @@ class _Boundary:
 
 _boundaries: Final[dict[type, _Boundary]] = {}
 _pending: Final[list[_Boundary]] = []
-_dims: Final[dict[type, Callable[[object], Mapping[str, object]]]] = {}
+dims_readers: Final[dict[type, Callable[[object], dict[str, object]]]] = {}
 _probing: Final = threading.local()
 _numbers: Final = itertools.count()
 
@@ -115,15 +113,10 @@ def _generate(entry: _Boundary) -> None:
     cls = entry.cls
     entry.fields = read_fields(cls)
     name = f"_check_{entry.number}"
-    _execute(CheckWriter(cls, entry.fields, _constant).write(name), f"<boundary check {cls.__qualname__}>")
+    _execute(CheckWriter(cls, entry.fields, _boundaries, _constant).write(name), f"<boundary check {cls.__qualname__}>")
     entry.check = globals()[name]
-    _dims[cls] = globals()[f"{name}_dims"]
-
-
-def dims_of(value: object) -> Mapping[str, object]:
-    """Return the dims that a nested boundary binds; nothing for any other value."""
-    read = _dims.get(type(value))
-    return _NO_DIMS if read is None else read(value)
+    if f"{name}_dims" in globals():
+        dims_readers[cls] = globals()[f"{name}_dims"]
 
 
 def is_bearable(value: object, hint: object) -> bool:
@@ -145,7 +138,8 @@ def deep(value: object) -> None:
     if value is None or torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return
     entry = _boundaries[type(value)]
-    if entry.check_values is not None and dims_of(value).get(DEVICE) != _META:
+    read = dims_readers.get(type(value))
+    if entry.check_values is not None and (read is None or read(value).get(DEVICE) != _META):
         entry.check_values(value)
     if _level > 2:
         if entry.oracle is None:
