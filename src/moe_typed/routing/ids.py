@@ -52,6 +52,18 @@ class PhysicalIds(Ids):
 
 
 @final
+class PaddedPhysicalIds(Ids):
+    """Physical slots; -1 marks a row that is padding."""
+
+    title = "physical, padded"
+
+    @staticmethod
+    @override
+    def sentinel(num_experts: int) -> int | None:
+        return -1
+
+
+@final
 class LocalIds(Ids):
     """Expert slots of this rank, 0 to L - 1; -1 marks a route to another rank, or a row that is padding."""
 

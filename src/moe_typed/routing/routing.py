@@ -13,6 +13,7 @@ from .scaling import RoutedScaling, Settled
 
 I_co = TypeVar("I_co", bound=Ids, covariant=True)
 S_co = TypeVar("S_co", bound=RoutedScaling, covariant=True, default=RoutedScaling)
+J = TypeVar("J", bound=Ids)
 S = TypeVar("S", bound=RoutedScaling)
 
 
@@ -42,6 +43,10 @@ class Routing(Generic[I_co, S_co]):
     renormalized: bool
     live: int | DeviceCount
     num_shared: int = 0
+
+    def moved(self, topk_ids: Tensor, topk_weights: Tensor, space: type[J], num_experts: int) -> "Routing[J, S_co]":
+        """Return the routing with other ids and weights, in another id space over other slots; all else stays."""
+        return Routing(topk_ids, topk_weights, space, num_experts, self.scaling, self.renormalized, self.live, self.num_shared)
 
     def check_values(self) -> None:
         """Raise BoundaryError for ids outside their space, weights that are not finite, or a live count beyond the rows."""
@@ -83,16 +88,7 @@ def localize(routing: Routing[LogicalIds, S], first: int, count: int) -> Routing
         raise ValueError(f"experts {first}..{first + count - 1} do not lie within the {routing.num_experts} experts of this routing")
     ids = routing.topk_ids - first
     here = (ids >= 0) & (ids < count) & live_mask(routing)
-    return Routing(
-        torch.where(here, ids, -1),
-        torch.where(here, routing.topk_weights, 0.0),
-        LocalIds,
-        count,
-        routing.scaling,
-        routing.renormalized,
-        routing.live,
-        routing.num_shared,
-    )
+    return routing.moved(torch.where(here, ids, -1), torch.where(here, routing.topk_weights, 0.0), LocalIds, count)
 
 
 def from_topk(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, *, renormalized: bool = True) -> Routing[LogicalIds, Settled]:
