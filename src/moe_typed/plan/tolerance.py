@@ -1,0 +1,36 @@
+"""How far a planned layer may be from the float32 reference: by the formats that its values pass through, not by what happens to come out."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .planner import DENSE_MODELS, find_route
+from .report import PlanReport
+
+# The most that one rounding changes a value by, relative to it: half a unit in the last place, 2^-(explicit mantissa bits + 1).
+_ROUNDOFF: Final = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float8_e4m3fn: 2.0**-4}
+# Gate and up both see the rounded rows, and the activation may be as steep as gate * sigmoid'(gate) adds to it (below 1.1): twice, rounded up.
+_PASSES: Final = 2
+# Float32 sums over hidden and inter, in whatever order: sqrt(8192) * 2^-24 is about 5e-6, a hundred times below a bfloat16 rounding.
+_SUMMATION: Final = 1e-5
+
+
+def tolerance(report: PlanReport) -> float:
+    """Return the bound on the relative error (Frobenius norms) of the layer that the plan describes."""
+    route, _ = find_route(report.problem, report.environment)
+    wire = _ROUNDOFF[route.wire.target.format.data_dtype]
+    model = _ROUNDOFF[DENSE_MODELS[report.problem.model].rows.format.data_dtype]
+    # A runner rounds what lies between its GEMMs to the dtype of the payload that it took.
+    inner = _ROUNDOFF[(route.wire if route.before_experts is None else route.before_experts).target.format.data_dtype]
+    return _PASSES * wire + inner + model + _SUMMATION
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Return |got - expected| / |expected| in Frobenius norms; 0 for empty tensors, infinity where exactly one of them is not finite."""
+    difference = (got.to(torch.float32) - expected.to(torch.float32)).norm().item()
+    size = expected.to(torch.float32).norm().item()
+    if difference == 0.0:
+        return 0.0
+    ratio = difference / size if size else float("inf")
+    return ratio if ratio == ratio else float("inf")
