@@ -201,6 +201,10 @@ def test_a_file_is_not_a_directory(tmp_path: Path) -> None:
     assert _refused(tmp_path / "model").reason == "is not a directory"
 
 
+def test_a_name_that_no_file_can_have() -> None:
+    assert _refused(Path("x" * 5000)).reason.startswith("cannot be read")
+
+
 # ---- the index --------------------------------------------------------------------------------------------------------------------
 
 GATE = f"{ROOT}.gate.weight"

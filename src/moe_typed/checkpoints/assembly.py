@@ -93,9 +93,9 @@ class Planner:
         """Return the dtype of a tensor of any shape in one of the ``stored`` dtypes. Raises: CheckpointError."""
         return self.expect(name, self._reader.header(name).shape, stored)
 
-    def whole(self, name: str, shape: tuple[int, ...], stored: tuple[str, ...]) -> Assembly:
+    def whole(self, name: str, shape: tuple[int, ...], stored: tuple[str, ...], hint: str) -> Assembly:
         """Plan one tensor as it is stored. Raises: CheckpointError."""
-        return Assembly(shape, self.expect(name, shape, stored), (Piece(name),))
+        return Assembly(shape, self.expect(name, shape, stored, hint), (Piece(name),))
 
 
 @final

@@ -64,6 +64,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     Raises: CheckpointError for anything that is missing, damaged, contradictory, or not supported.
     """
     directory = Path(path)
+    try:
+        return _open(directory)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror or error}", file=directory) from error
+
+
+def _open(directory: Path) -> Checkpoint:
     if not directory.is_dir():
         raise CheckpointError(
             "is not a directory" if directory.exists() else "does not exist",
@@ -151,26 +158,27 @@ def _plan_layer(checkpoint: Checkpoint, planner: Planner, layer: int) -> _LayerP
     first = next(experts.first_matrices()).tensor
     dtype = checkpoint.model_dtype or planner.dtype(first, _DENSE)
     floats = tuple(name for name in _DENSE if DTYPES[name] in (dtype, torch.float32))
-    router = planner.whole(f"{block}.{family.router}.weight", (rules.num_experts, rules.hidden), floats)
-    router_bias = planner.whole(f"{block}.{family.router}.bias", (rules.num_experts,), floats) if family.biased else None
+    hint = f"config.json says {rules.num_experts} experts, width {rules.hidden}" + (
+        "" if checkpoint.model_dtype is None else f", dtype {_short(dtype)}"
+    )
+    router = planner.whole(f"{block}.{family.router}.weight", (rules.num_experts, rules.hidden), floats, hint)
+    router_bias = planner.whole(f"{block}.{family.router}.bias", (rules.num_experts,), floats, hint) if family.biased else None
     correction = None
     if rules.corrected:
-        bias = planner.whole(f"{block}.{family.router}.e_score_correction_bias", (rules.num_experts,), floats)
+        bias = planner.whole(f"{block}.{family.router}.e_score_correction_bias", (rules.num_experts,), floats, hint)
         correction = attrs.evolve(bias, dtype=torch.float32)
-    storage, hint = _storage(checkpoint.quantization, first, dtype)
-    stack = plan_stack(planner, experts, storage, hint)
+    stack = plan_stack(planner, experts, *_storage(checkpoint.quantization, first, dtype))
     shared = gate = None
     if rules.shared is not None:
         shared = _plan_shared(checkpoint, planner, f"{block}.{rules.shared.module}", rules.shared, dtype)
-        gate = planner.whole(f"{block}.{rules.shared.gate}.weight", (1, rules.hidden), floats) if rules.shared.gate is not None else None
+        gate = planner.whole(f"{block}.{rules.shared.gate}.weight", (1, rules.hidden), floats, hint) if rules.shared.gate is not None else None
     _refuse_leftovers(checkpoint, planner, names)
     return _LayerPlan(dtype, stack, router, router_bias, correction, shared, gate)
 
 
 def _plan_shared(checkpoint: Checkpoint, planner: Planner, root: str, rule: SharedRule, dtype: torch.dtype) -> StackPlan:
     experts = Experts(root, 1, rule.inter, checkpoint.rules.hidden, ("gate_proj", "up_proj", "down_proj"), numbered=False)
-    storage, hint = _storage(checkpoint.quantization, next(experts.first_matrices()).tensor, dtype)
-    return plan_stack(planner, experts, storage, hint)
+    return plan_stack(planner, experts, *_storage(checkpoint.quantization, next(experts.first_matrices()).tensor, dtype))
 
 
 def _storage(quantization: Quantization | None, weight: str, dtype: torch.dtype) -> tuple[Storage, str]:
@@ -178,7 +186,11 @@ def _storage(quantization: Quantization | None, weight: str, dtype: torch.dtype)
     if quantization is not None and quantization.covers(weight.removesuffix(".weight")):
         return quantization.storage, "config.json says in quantization_config that this module is quantised"
     plain = "is not quantised" if quantization is None else "lists this module as not quantised"
-    return DenseStorage(dtype), f"config.json {plain}, and the model's dtype is {str(dtype).removeprefix('torch.')}"
+    return DenseStorage(dtype), f"config.json {plain}, and the model's dtype is {_short(dtype)}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _find_block(checkpoint: Checkpoint, layer: int) -> tuple[str, list[str]]:

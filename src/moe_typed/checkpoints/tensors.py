@@ -137,7 +137,7 @@ def read_index(directory: Path) -> TensorIndex:
     Raises: CheckpointError for files that are missing, damaged, outside of the directory, or contradict one another.
     """
     single, index = directory / SINGLE, directory / INDEX
-    if index.exists():
+    if index.exists() or index.is_symlink():
         placed = _read_weight_map(index)
         if single.exists() and SINGLE not in placed.values():
             raise CheckpointError(
