@@ -1,0 +1,1 @@
+"""Sort routes by expert, each expert's padded to whole blocks."""

@@ -1,0 +1,1 @@
+"""Products of rows, sorted by expert, with the weights of their experts."""

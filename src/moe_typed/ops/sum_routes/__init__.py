@@ -1,0 +1,1 @@
+"""Sum the weighted results of a row's routes."""

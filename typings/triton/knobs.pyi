@@ -1,0 +1,4 @@
+class _Runtime:
+    interpret: bool
+
+runtime: _Runtime
