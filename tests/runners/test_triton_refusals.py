@@ -1,0 +1,134 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from triton import knobs
+from typing_extensions import override
+
+from moe_typed import (
+    Bf16Rows,
+    Experts,
+    Fp8Block128Rows,
+    Fp16Rows,
+    Fp32ExpertWeights,
+    Fp32Rows,
+    GateUp,
+    StandardDispatchOutput,
+    UnsupportedError,
+    quantize_fp8_block128,
+)
+from moe_typed.formats import GateUpOrder
+from moe_typed.runners import Activation, reference_experts
+from moe_typed.runners.triton import prepare_triton
+from moe_typed.stages import FlatRowsInput
+from tests.ops.support import on_cpu, on_cuda
+from tests.runners.triton_support import HIDDEN, SILU, make_routing, make_runner, make_weights, randn, random_ids
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=on_cpu), pytest.param("cuda", marks=on_cuda)])
+def test_prepared_weights_are_refused(device: str) -> None:
+    weights = make_weights("fp32", device, 2)
+    assert isinstance(weights, Fp32ExpertWeights)
+    with pytest.raises(TypeError, match=r"prepare_triton takes .*; got TritonFp32Weights"):
+        prepare_triton(prepare_triton(weights))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "fp8-block128"])
+def test_what_the_interpreter_gets_wrong_is_refused(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(UnsupportedError, match=f"{fmt} weights need a GPU"):
+        make_runner(make_weights(fmt, "cpu", 2, hidden=128, inter=128), SILU)
+
+
+def test_cpu_weights_are_refused_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert not knobs.runtime.interpret
+    with pytest.raises(UnsupportedError, match="the weights are on cpu, and Triton runs on GPUs"):
+        make_runner(make_weights("fp32", "cpu", 2), SILU)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_cuda)])
+def test_fp8_is_refused_on_a_device_without_it(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = make_weights("fp8-block128", device, 2)
+
+    def ampere(_: torch.device) -> tuple[int, int]:
+        return 8, 0
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", ampere)
+    with pytest.raises(UnsupportedError, match=r"compute capability 8\.9 or later; cuda:0 has 8\.0"):
+        make_runner(weights, SILU)
+
+
+@pytest.mark.parametrize(("device", "fmt"), [pytest.param("cpu", "fp32", marks=on_cpu), pytest.param("cuda", "bf16", marks=on_cuda)])
+def test_unknown_activations_and_orders_are_refused(device: str, fmt: str) -> None:
+    class Relu(Activation):
+        name = "relu"
+
+        @override
+        def apply(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+            return gate.relu() * up
+
+    class Reversed(GateUpOrder):
+        title = "reversed"
+
+        @staticmethod
+        @override
+        def split(joined: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return GateUp.split(joined.flip(dim), dim)
+
+        @staticmethod
+        @override
+        def join(gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
+            return GateUp.join(gate, up, dim).flip(dim)
+
+    with pytest.raises(UnsupportedError, match="does not know the activation 'relu'"):
+        make_runner(make_weights(fmt, device, 2), Relu())
+    with pytest.raises(UnsupportedError, match=r"does not know the gate/up order .*Reversed"):
+        make_runner(make_weights(fmt, device, 2, Reversed), SILU)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=on_cpu), pytest.param("cuda", marks=on_cuda)])
+def test_rows_that_do_not_fit_the_weights_are_refused(device: str) -> None:
+    runner = make_runner(make_weights("fp32", device, 2), SILU)
+    routing = make_routing(torch.zeros(3, 1, dtype=torch.int64, device=device), 2)
+    with pytest.raises(ValueError, match=f"of width 128, but the weights take .* of width {HIDDEN}"):
+        runner.run(FlatRowsInput(Fp32Rows(torch.zeros(3, 128, device=device)), routing))
+    with pytest.raises(ValueError, match=r"rows are torch\.float8_e4m3fn"):
+        runner.run(FlatRowsInput(quantize_fp8_block128.run(Fp32Rows(torch.zeros(3, 128, device=device))), routing))
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=on_cpu), pytest.param("cuda", marks=on_cuda)])
+def test_experts_run_on_it_through_the_table(device: str) -> None:
+    weights = make_weights("fp32", device, 4)
+    assert isinstance(weights, Fp32ExpertWeights)
+    experts = Experts(prepare_triton(weights))
+    assert experts.accepts == (Fp32Rows,)
+    payload, routing = Fp32Rows(randn(1, 5, HIDDEN).to(device)), make_routing(random_ids(5, 2, 4).to(device), 4)
+    found = experts(StandardDispatchOutput(payload, routing)).hidden_states
+    expected = reference_experts(payload.data, routing.topk_ids, routing.topk_weights, weights, SILU)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_accept_sets() -> None:
+    from moe_typed.runners import triton as room
+
+    prepared = (room.TritonBf16Weights, room.TritonFp16Weights, room.TritonFp32Weights, room.TritonFp8Block128Weights)
+    assert [cls.accepts() for cls in prepared] == [(Bf16Rows,), (Fp16Rows,), (Fp32Rows,), (Fp8Block128Rows,)]
+
+
+# ---- importing it ---------------------------------------------------------------------------------------------------------------
+
+
+def python(source: str) -> str:
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_importing_the_package_does_not_import_triton() -> None:
+    assert python("import sys, moe_typed; print('triton' in sys.modules)").strip() == "False"
+
+
+def test_a_missing_triton_is_named_with_its_extra() -> None:
+    source = "import sys; sys.modules['triton'] = None; import moe_typed.runners.triton"
+    assert "ImportError: moe_typed.runners.triton needs Triton: pip install 'moe-typed[triton]'" in python(source)
