@@ -5,7 +5,8 @@ thirty times that and does not trace. Two passes: bare names and integers of eve
 field that binds ``inter``; expressions and strides follow. Fields that may be None come last in each pass.
 
 A class without nested boundaries keeps its dims in local variables. One with nested boundaries keeps them in a dict that starts with theirs.
-Field ``x`` is the local ``v_x`` and dim ``n`` the local ``D_n``, so that no field or dim can hide a name that generated code uses.
+Field ``x`` is the local ``v_x`` and dim ``n`` the local ``D_n``, so that no field or dim can hide a name that generated code uses. Sizes
+stand in f-strings, which dynamo traces where they are symbolic; it does not trace ``str`` of them.
 """
 
 import ast
@@ -104,7 +105,9 @@ class CheckWriter:
         if not dims and not late:
             return ""
         start = [*shapes, f"dims = {{{', '.join(f'{dim!r}: {size}' for dim, size in dims.items())}}}"]
-        return f"def {name}(self):\n" + "".join(f"    {line}\n" for line in [*start, *late, "return dims"])
+        body = [*start, *late, "return dims"]
+        broken = ["except (AttributeError, IndexError):", "    recheck(self)", "    raise"]  # it was built wrong while debug was off
+        return f"def {name}(self):\n    try:\n" + "".join([*(f"        {line}\n" for line in body), *(f"    {line}\n" for line in broken)])
 
     # -- pieces of source --------------------------------------------------------------------------------------------------
 
@@ -176,7 +179,7 @@ class CheckWriter:
 
     def _bind(self, field: Field, dim: str, size: str, text: str) -> list[str]:
         read = self._read_dim(dim)
-        clash = self._fail(field, f"f'{text}{{{read}}}'" if not self._nested else f"f'{text}' + str({read})")
+        clash = self._fail(field, f'f"{text}{{{read}}}"')
         if self._nested:
             self._possible.add(dim)
             return [f"if dims.setdefault({dim!r}, {size}) != {size}: {clash}"]
@@ -223,10 +226,10 @@ class CheckWriter:
                 lines.append(f"if {missing}: " + self._fail(field, repr(f"needs the dim {known}, which no field that is present binds")))
         for dividend, divisor in dim.divisions():
             left, right = self._source(dividend), self._source(divisor)
-            reason = f"{f'{ast.unparse(dividend)} = '!r} + str({left}) + ' is not a multiple of ' + str({right})"
+            reason = f'f"{ast.unparse(dividend)} = {{{left}}} is not a multiple of {{{right}}}"'
             lines.append(f"if {right} == 0 or {left} % {right}: " + self._fail(field, reason))
         want = self._source(dim.tree)
-        reason = f"{f'{what} is '!r} + str({got}) + {f', expected {dim.text} = '!r} + str({want})"
+        reason = f'f"{what} is {{{got}}}, expected {dim.text} = {{{want}}}"'
         lines.append(f"if {got} != {want}: " + self._fail(field, reason))
         return lines
 
@@ -245,7 +248,7 @@ class CheckWriter:
         if spec.dim is not None:
             lines += self._bind(field, spec.dim, name, f"is {{{name}}}, expected {spec.dim} = ")
         if spec.nested:
-            clash = "'has ' + key + ' = ' + str(size) + ' inside, but ' + key + ' = ' + str(dims[key]) + ' here'"
+            clash = 'f"has {key} = {size} inside, but {key} = {dims[key]} here"'
             bind = [
                 f"for key, size in read({name}).items():",
                 *([f"    key = {self._constant(spec.rename)}.get(key, key)"] if spec.rename else []),

@@ -5,9 +5,11 @@ TypeError
 +-- BoundaryDefinitionError  a class given to ``@boundary`` cannot be checked as it is written
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import final
+
+from typing_extensions import override
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -15,6 +17,10 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 @final
 class BoundaryDefinitionError(TypeError):
     """Say that a class cannot be made a boundary; raised when its checks are generated."""
+
+
+def _again(reason: str, boundary: str, field: str, declared: str, got: str, bindings: Mapping[str, str], hint: str) -> "BoundaryError":
+    return BoundaryError(reason, boundary=boundary, field=field, declared=declared, got=got, bindings=bindings, hint=hint)
 
 
 @final
@@ -46,11 +52,17 @@ class BoundaryError(TypeError):
         self.field = field
         self.declared = declared
         self.got = got
-        self.bindings = MappingProxyType(dict(bindings))
+        self.bindings = bindings
         self.hint = hint
-        super().__init__(self._message())
 
-    def _message(self) -> str:
+    # No call of super().__init__, which dynamo does not trace: BaseException.__new__ has set args already.
+
+    @override
+    def __reduce__(self) -> tuple[Callable[..., "BoundaryError"], tuple[object, ...]]:
+        return _again, (self.reason, self.boundary, self.field, self.declared, self.got, dict(self.bindings), self.hint)
+
+    @override
+    def __str__(self) -> str:
         place = ".".join(part for part in (self.boundary, self.field) if part)
         lines = [f"{place}: {self.reason}" if place else self.reason]
         if self.declared:

@@ -12,7 +12,7 @@ from beartype import BeartypeConf, beartype
 from jaxtyping import TypeCheckError, jaxtyped  # pyright: ignore[reportUnknownVariableType]  its own annotations are partial
 
 from .errors import BoundaryError
-from .fields import ClassSpec, Field, TensorSpec
+from .fields import Field, TensorSpec
 
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
@@ -63,8 +63,7 @@ def make_oracle(cls: type, fields: tuple[Field, ...]) -> Callable[[object], None
 
     Classes among the fields are checked by identity of class alone: neither library looks at the arguments of a user's generic.
     """
-    judged = [field for field in _order(fields) if not (isinstance(field.spec, ClassSpec) and field.spec.nested)]
-
+    judged = _order(fields)
     parameters = ", ".join(field.name for field in judged)
     scope: dict[str, FunctionType] = {}
     exec(f"def judge({parameters}): pass", {}, scope)  # noqa: S102  parameter names come from a class body

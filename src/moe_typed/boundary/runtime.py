@@ -22,7 +22,7 @@ _level = 0
 lock: Final = threading.RLock()
 """Held while the level changes or a class is declared, so that no class misses the checks that a level asks for."""
 
-# The names that generated code calls: these, and fail, deep, dims_readers and is_bearable below.
+# The names that generated code calls: these, and fail, deep, recheck, dims_readers and is_bearable below.
 _Tensor: Final = torch.Tensor
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -156,6 +156,13 @@ def fail(cls: type, name: str, reason: str, values: tuple[object, ...], hint: st
     raise explain(cls, name, reason, values, hint)
 
 
+def recheck(value: object) -> None:
+    """Check a boundary object that exists already. Raises: BoundaryError."""
+    entry = _boundaries[type(value)]
+    if entry.check is not None:
+        entry.check(None, *(getattr(value, field.name) for field in entry.fields))
+
+
 def explain(cls: type, name: str, reason: str, values: tuple[object, ...], hint: str = "") -> BoundaryError:
     """Return the error for one field of a boundary that was given these field values, in order."""
     fields = _boundaries[cls].fields
@@ -224,8 +231,8 @@ def _write_init(cls: type, number: int) -> str:
     names = [attribute.name for attribute in attrs.fields(cls)]
     lines = [
         f"def __init__(self{''.join(f', {parameter}' for parameter in parameters)}):",
-        "    d = self.__dict__",
-        *(f"    d[{name!r}] = {name}" for name in names),
+        "    _fields = self.__dict__",
+        *(f"    _fields[{name!r}] = {name}" for name in names),
         f"    if _level: _check_{number}(self{''.join(f', {name}' for name in names)})",
     ]
     return "\n".join(lines) + "\n"
