@@ -93,14 +93,16 @@ class Experts(ExpertStage[P_contra]):
 
     @override
     def refuse(self, payload: type[Payload]) -> TypeError:
-        return refuse_payload(payload, type(self.weights))
+        return refuse_payload(payload, type(self.weights).__qualname__, self._accepts)
 
 
 @final
 class ConvertedExperts(ExpertStage[P_contra]):
-    """Experts behind a named conversion."""
+    """Experts behind a named conversion. Raises: BoundaryError when the experts do not accept what it makes."""
 
     def __init__(self, conversion: Conversion[P_contra, Q], experts: ExpertStage[Q]) -> None:
+        if conversion.target not in experts.accepts:
+            raise experts.refuse(conversion.target)
         self.conversion = conversion
         self.experts: ExpertStage[Never] = experts
 
@@ -133,4 +135,4 @@ class ConvertedExperts(ExpertStage[P_contra]):
 
     @override
     def refuse(self, payload: type[Payload]) -> TypeError:
-        return self.experts.refuse(payload)
+        return refuse_payload(payload, f"the conversion {self.conversion.name!r}", self.accepts)

@@ -1,9 +1,7 @@
 """The bases of runners and of the weights that are prepared for them."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, Never, TypeVar, get_args, get_origin
-
-import torch
+from typing import ClassVar, Generic, TypeVar, get_args, get_origin
 
 from ..boundary import BoundaryError
 from ..formats import Payload
@@ -33,11 +31,6 @@ class Runner(ABC, Generic[RI_contra, RO_co]):
 class PreparedWeights(ABC, Generic[R_co, P_contra]):
     """The base of weights in the layout that one runner reads, with the payload classes that it can then take (the accept-set)."""
 
-    num_experts: int
-    hidden: int
-    inter: int
-    out_dtype: torch.dtype
-
     @abstractmethod
     def runner(self, activation: Activation) -> R_co:
         """Return the runner over these weights. Raises: UnsupportedError for an activation that it cannot do."""
@@ -56,11 +49,11 @@ class UnsupportedError(ValueError):
     """Say that a combination is well typed but cannot be run, and why."""
 
 
-def refuse_payload(payload: type[Payload], weights: type[PreparedWeights[object, Never]]) -> BoundaryError:
+def refuse_payload(payload: type[Payload], taker: str, accepts: tuple[type[Payload], ...]) -> BoundaryError:
     """Return the error for experts that are given a payload class outside their accept-set."""
-    accepted = " | ".join(cls.__qualname__ for cls in weights.accepts())
+    accepted = " | ".join(cls.__qualname__ for cls in accepts)
     return BoundaryError(
-        f"payload is {payload.__qualname__} ({payload.format.name}), but {weights.__qualname__} takes {accepted}",
+        f"payload is {payload.__qualname__} ({payload.format.name}), but {taker} takes {accepted}",
         boundary="Experts",
         field="payload",
         declared=accepted,
