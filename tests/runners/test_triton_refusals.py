@@ -130,5 +130,8 @@ def test_importing_the_package_does_not_import_triton() -> None:
 
 
 def test_a_missing_triton_is_named_with_its_extra() -> None:
-    source = "import sys; sys.modules['triton'] = None; import moe_typed.runners.triton"
-    assert "ImportError: moe_typed.runners.triton needs Triton: pip install 'moe-typed[triton]'" in python(source)
+    source = (
+        "import sys; sys.modules['triton'] = None; import torch; from moe_typed import *; from moe_typed.runners.triton import prepare_triton;"
+        "prepare_triton(Fp32ExpertWeights(torch.zeros(1, 2, 1), torch.zeros(1, 1, 1), GateUp))"
+    )
+    assert "ImportError: the Triton runner needs Triton: pip install 'moe-typed[triton]'" in python(source)

@@ -22,7 +22,9 @@ from moe_typed import (
 )
 from moe_typed.formats import GateUpOrder
 from moe_typed.runners import Activation, reference_experts
-from moe_typed.runners.triton import TritonExpertWeights, TritonRunner, prepare_triton
+from moe_typed.runners.triton import prepare_triton
+from moe_typed.runners.triton.runner import TritonRunner
+from moe_typed.runners.triton.weights import TritonExpertWeights
 from moe_typed.stages import FlatRowsInput
 from tests.ops.support import on_cpu, on_cuda
 

@@ -7,6 +7,8 @@ from ..experts import Experts, ExpertStage
 from ..formats import AnyExpertWeights, Conversion, DenseRows, GateUpOrder, Payload
 from ..runners import Activation, PreparedWeights, prepare_reference
 from ..runners.acceptance import RunnerName
+from ..runners.triton import prepare_triton
+from ..runners.triton.weights import TritonExpertWeights
 from ..stages import StandardCombineInput
 from ..table import AnyRunner
 from .planner import find_route
@@ -21,9 +23,7 @@ def _prepare(runner: RunnerName, weights: AnyExpertWeights[GateUpOrder]) -> Prep
         case RunnerName.REFERENCE:
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_reference(weights))
         case RunnerName.TRITON:
-            from ..runners.triton import prepare_triton
-
-            return cast("PreparedWeights[AnyRunner, Payload]", prepare_triton(weights))
+            return cast("PreparedWeights[AnyRunner, Payload]", prepare_triton(cast("TritonExpertWeights", weights)))
 
 
 def build_layer(

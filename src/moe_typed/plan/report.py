@@ -122,8 +122,12 @@ def to_json(report: PlanReport) -> str:
 def from_json(text: str) -> PlanReport:
     """Return the report that ``to_json`` wrote. Raises: ValueError that names each wrong place."""
     try:
-        return _converter.structure(json.loads(text), PlanReport)
+        parsed = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"not a plan report: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ValueError("not a plan report: the JSON is not an object")
+    try:
+        return _converter.structure(parsed, PlanReport)
     except cattrs.BaseValidationError as error:
         raise ValueError("not a plan report: " + "; ".join(cattrs.transform_error(error))) from None

@@ -21,6 +21,7 @@ from ..formats import (
 )
 from .base import PreparedWeights
 from .reference import ReferenceDenseWeights, ReferenceFp8Block128Weights, ReferenceMxFp8Weights
+from .triton import TritonBf16Weights, TritonFp8Block128Weights, TritonFp16Weights, TritonFp32Weights
 
 
 @final
@@ -47,6 +48,10 @@ class Acceptance:
 
 
 ACCEPTANCE: Final = (
+    Acceptance(RunnerName.TRITON, Bf16ExpertWeights, TritonBf16Weights),
+    Acceptance(RunnerName.TRITON, Fp16ExpertWeights, TritonFp16Weights),
+    Acceptance(RunnerName.TRITON, Fp32ExpertWeights, TritonFp32Weights),
+    Acceptance(RunnerName.TRITON, Fp8Block128ExpertWeights, TritonFp8Block128Weights),
     Acceptance(RunnerName.REFERENCE, Bf16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp32ExpertWeights, ReferenceDenseWeights),

@@ -4,50 +4,26 @@ Products accumulate in float32; what lies between the steps has the model's dtyp
 for each 128 channels, as the payload was.
 """
 
-from typing import ClassVar, TypeAlias, final, overload
+from typing import ClassVar, final
 
 import attrs
 import torch
 from torch import Tensor
+from triton import knobs
 from typing_extensions import override
 
-from ..boundary import boundary
-from ..formats import (
-    Bf16ExpertWeights,
-    Bf16Rows,
-    Fp8Block128ExpertWeights,
-    Fp8Block128Rows,
-    Fp16ExpertWeights,
-    Fp16Rows,
-    Fp32ExpertWeights,
-    Fp32Rows,
-    GateUp,
-    GateUpOrder,
-    Interleaved,
-    UpGate,
-)
-from ..ops.activation.spec import Gate, Split
-from ..ops.align.reference import align
-from ..ops.grouped_gemm.tiles import choose_block_m
-from ..routing import Ids, Routing
-from ..stages import FlatRowsInput, RunnerInput, SummedRowsOutput
-from .activations import Activation, SiluAndMul, SwigluOai
-from .base import PreparedWeights, Runner, UnsupportedError
-
-try:
-    from triton import knobs
-
-    from ..ops.activation.triton import activate, activate_fp8
-    from ..ops.grouped_gemm.triton import gather_gemm, scatter_gemm
-    from ..ops.sum_routes.triton import sum_routes
-except ModuleNotFoundError as error:
-    if error.name != "triton":
-        raise
-    raise ImportError("moe_typed.runners.triton needs Triton: pip install 'moe-typed[triton]'") from error
-
-TritonExpertWeights: TypeAlias = (
-    Bf16ExpertWeights[GateUpOrder] | Fp16ExpertWeights[GateUpOrder] | Fp32ExpertWeights[GateUpOrder] | Fp8Block128ExpertWeights[GateUpOrder]
-)
+from ...formats import Bf16ExpertWeights, Fp8Block128ExpertWeights, Fp8Block128Rows, GateUp, GateUpOrder, Interleaved, UpGate
+from ...ops.activation.spec import Gate, Split
+from ...ops.activation.triton import activate, activate_fp8
+from ...ops.align.reference import align
+from ...ops.grouped_gemm.tiles import choose_block_m
+from ...ops.grouped_gemm.triton import gather_gemm, scatter_gemm
+from ...ops.sum_routes.triton import sum_routes
+from ...routing import Ids, Routing
+from ...stages import FlatRowsInput, RunnerInput, SummedRowsOutput
+from ..activations import Activation, SiluAndMul, SwigluOai
+from ..base import Runner, UnsupportedError
+from .weights import TritonExpertWeights
 
 
 @final
@@ -82,91 +58,12 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
         return SummedRowsOutput(total)
 
 
-@final
-@boundary
-class TritonBf16Weights(PreparedWeights[TritonRunner, Bf16Rows]):
-    """Bfloat16 weights for the Triton runner."""
-
-    weights: Bf16ExpertWeights[GateUpOrder]
-
-    @override
-    def runner(self, activation: Activation) -> TritonRunner:
-        return _runner(self.weights, activation, torch.bfloat16)
-
-
-@final
-@boundary
-class TritonFp16Weights(PreparedWeights[TritonRunner, Fp16Rows]):
-    """Float16 weights for the Triton runner."""
-
-    weights: Fp16ExpertWeights[GateUpOrder]
-
-    @override
-    def runner(self, activation: Activation) -> TritonRunner:
-        return _runner(self.weights, activation, torch.float16)
-
-
-@final
-@boundary
-class TritonFp32Weights(PreparedWeights[TritonRunner, Fp32Rows]):
-    """Float32 weights for the Triton runner: exact products, without tensor cores."""
-
-    weights: Fp32ExpertWeights[GateUpOrder]
-
-    @override
-    def runner(self, activation: Activation) -> TritonRunner:
-        return _runner(self.weights, activation, torch.float32)
-
-
-@final
-@boundary
-class TritonFp8Block128Weights(PreparedWeights[TritonRunner, Fp8Block128Rows]):
-    """Block-128 fp8 weights for the Triton runner, with rows in fp8 too (W8A8)."""
-
-    weights: Fp8Block128ExpertWeights[GateUpOrder]
-
-    @override
-    def runner(self, activation: Activation) -> TritonRunner:
-        return _runner(self.weights, activation, torch.bfloat16)
-
-
-@overload
-def prepare_triton(weights: Bf16ExpertWeights[GateUpOrder]) -> TritonBf16Weights: ...
-@overload
-def prepare_triton(weights: Fp16ExpertWeights[GateUpOrder]) -> TritonFp16Weights: ...
-@overload
-def prepare_triton(weights: Fp32ExpertWeights[GateUpOrder]) -> TritonFp32Weights: ...
-@overload
-def prepare_triton(weights: Fp8Block128ExpertWeights[GateUpOrder]) -> TritonFp8Block128Weights: ...
-def prepare_triton(
-    weights: TritonExpertWeights,
-) -> TritonBf16Weights | TritonFp16Weights | TritonFp32Weights | TritonFp8Block128Weights:
-    """Return checkpoint-layout weights as the Triton runner takes them: in any gate/up order, without a copy.
-
-    Raises: TypeError for anything else, weights that are prepared already among them. UnsupportedError where their device cannot multiply them.
-    """
-    match weights:
-        case Bf16ExpertWeights():
-            _require_device(weights)
-            return TritonBf16Weights(weights)
-        case Fp16ExpertWeights():
-            _require_device(weights)
-            return TritonFp16Weights(weights)
-        case Fp32ExpertWeights():
-            _require_device(weights)
-            return TritonFp32Weights(weights)
-        case Fp8Block128ExpertWeights():
-            _require_device(weights)
-            return TritonFp8Block128Weights(weights)
-        case _:
-            raise TypeError(f"prepare_triton takes bf16, fp16, fp32 or block-128 fp8 expert weights; got {type(weights).__qualname__}")
-
-
 # The first device generation whose tensor cores multiply e4m3 (Ada).
 _FP8_CAPABILITY = (8, 9)
 
 
-def _require_device(weights: TritonExpertWeights) -> None:
+def require_device(weights: TritonExpertWeights) -> None:
+    """Raise UnsupportedError where the device of the weights cannot multiply them."""
     device, name = weights.w13.device, weights.format.name
     if device.type != "cuda":
         if not knobs.runtime.interpret:
@@ -181,7 +78,8 @@ def _require_device(weights: TritonExpertWeights) -> None:
             raise UnsupportedError(f"{name} weights need compute capability 8.9 or later; {device} has {capability[0]}.{capability[1]}")
 
 
-def _runner(weights: TritonExpertWeights, activation: Activation, out_dtype: torch.dtype) -> TritonRunner:
+def make_runner(weights: TritonExpertWeights, activation: Activation, out_dtype: torch.dtype) -> TritonRunner:
+    """Return the runner over prepared weights. Raises: UnsupportedError for an activation or an order that the kernels do not know."""
     return TritonRunner(weights, _split(weights.order, weights.inter), _gate(activation), out_dtype)
 
 
