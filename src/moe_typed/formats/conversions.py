@@ -48,7 +48,7 @@ def _grouped(rows: DenseRows, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     count, hidden = rows.data.shape
     if hidden % group:
         raise ValueError(f"cannot quantise {type(rows).__name__} of hidden {hidden} in groups of {group}: {group} must divide hidden")
-    groups = rows.data.to(torch.float32).reshape(count, hidden // group, group)
+    groups = rows.data.to(torch.float32).contiguous().view(count, hidden // group, group)
     return groups, groups.abs().amax(dim=2)
 
 
