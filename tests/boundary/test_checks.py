@@ -47,6 +47,14 @@ class First(Kind):
     pass
 
 
+class Second(Kind):
+    pass
+
+
+class Third(Kind):
+    pass
+
+
 @boundary
 class Blocked:
     data: Float32[Tensor, "rows hidden"]
@@ -472,3 +480,41 @@ def test_a_nested_object_that_was_built_wrong_while_debug_was_off_is_refused_for
     assert (error.boundary, error.field, error.reason) == ("Inner", "x", "has 1 dims, expected 2 (rows hidden)")
     wrong = cast("Callable[[object], object]", Inner)(None)
     assert refused(MaybeInner, wrong, torch.zeros(3)).reason == "is of type NoneType, expected Float32[Tensor, 'rows hidden']"
+
+
+@boundary
+class Holder(Generic[K_co]):
+    kind: type[K_co]
+
+
+@boundary
+class Box(Generic[K_co]):
+    content: K_co
+
+
+@boundary
+class Demands:
+    """Type arguments that a generic class holds in its fields are checked like fields of one's own."""
+
+    holder: Holder[First] | None
+    box: Box[First | Second] | Holder[Second]
+
+
+@pytest.mark.parametrize(
+    ("holder", "box", "field", "reason"),
+    [
+        (Holder(Second), Box(First()), "holder", "holds kind = Second, expected First"),
+        (Holder(First), Box(Third()), "box", "holds content = Third, expected First or Second"),
+        (Holder(First), Holder(First), "box", "holds kind = First, expected Second"),
+        (cast("Callable[..., object]", Holder)(3), Box(First()), "holder", "holds kind = no class, expected First"),
+    ],
+)
+def test_the_arguments_of_a_nested_generic_are_checked(holder: object, box: object, field: str, reason: str) -> None:
+    error = refused(Demands, holder, box)
+    assert (error.field, error.reason) == (field, reason)
+
+
+@pytest.mark.parametrize("box", [Box(First()), Box(Second()), Holder(Second)])
+@pytest.mark.parametrize("holder", [Holder(First), None])
+def test_the_right_arguments_are_accepted(holder: object, box: object) -> None:
+    accepted(Demands, holder, box)

@@ -245,6 +245,14 @@ class CheckWriter:
         if not {int, float}.isdisjoint(spec.classes) and bool not in spec.classes:
             wrong = f"({wrong} or isinstance({name}, bool))"
         lines = [f"if {wrong}: {self._fail(field, self._wrong_class(field))}"] if object not in spec.classes else []
+        for held in spec.held:
+            value, bounds = f"{name}.{held.field}", self._constant(held.bounds)
+            test = f"isinstance({value}, {bounds})" if held.instance else f"isinstance({value}, type) and issubclass({value}, {bounds})"
+            wrong = f"isinstance({name}, {self._constant(held.cls)}) and not ({test})"
+            came = f"type({value}).__name__" if held.instance else f"getattr({value}, '__name__', 'no class')"
+            expected = " or ".join(cls.__qualname__ for cls in held.bounds)
+            reason = f"'holds {held.field} = ' + {came} + ', expected {expected}'"
+            lines.append(f"if {wrong}: {self._fail(field, reason)}")
         if spec.dim is not None:
             lines += self._bind(field, spec.dim, name, f"is {{{name}}}, expected {spec.dim} = ")
         if spec.nested:

@@ -59,6 +59,20 @@ class TensorSpec:
 
 @final
 @attrs.frozen
+class Held:
+    """A type argument that a generic class holds in a field, as ``Routing[LocalIds]`` holds ``LocalIds`` in ``space``.
+
+    The field of such a ``cls`` must be one of ``bounds``: a class below them, or, if ``instance``, an object of them.
+    """
+
+    cls: type
+    field: str
+    bounds: tuple[type, ...]
+    instance: bool
+
+
+@final
+@attrs.frozen
 class ClassSpec:
     """A field whose value must be an instance of one of some classes; boundaries among them bring their dims along."""
 
@@ -66,6 +80,7 @@ class ClassSpec:
     rename: dict[str, str]
     dim: str | None
     nested: bool
+    held: tuple[Held, ...]
 
 
 @final
@@ -145,6 +160,27 @@ def _plain(cls: type) -> bool:
     return cls.__module__ in ("builtins", "torch", "collections", "collections.abc") or issubclass(cls, (enum.Enum, torch.dtype, torch.device))
 
 
+def _classes(hint: object) -> tuple[type, ...]:
+    """Return the classes of a hint; nothing where it is not made of classes alone."""
+    classes = tuple(get_origin(member) or member for member in _union_members(hint))
+    return tuple(cls for cls in classes if isinstance(cls, type)) if all(isinstance(cls, type) for cls in classes) else ()
+
+
+def _read_held(member: object) -> Iterator[Held]:
+    """Yield what the arguments of a generic alias say beyond the bounds of its parameters."""
+    origin = get_origin(member)
+    if not isinstance(origin, type) or _plain(origin):
+        return
+    parameters: tuple[object, ...] = getattr(origin, "__parameters__", ())
+    arguments = dict(zip(parameters, get_args(member), strict=False))
+    for name, hint in get_type_hints(origin).items():
+        parameter = get_args(hint)[0] if get_origin(hint) is type else hint
+        if isinstance(parameter, TypeVar) and parameter in arguments:
+            bounds = _classes(arguments[parameter])
+            if bounds and bounds != _classes(parameter):
+                yield Held(origin, name, bounds, hint is parameter)
+
+
 def _read_tensor(hint: object, layout: Layout | None) -> TensorSpec:
     dim_text: str = getattr(hint, "dim_str")  # noqa: B009  jaxtyping makes these attributes on the class it returns
     names: object = getattr(hint, "dtypes")  # noqa: B009
@@ -189,7 +225,8 @@ def _read_field(name: str, hint: object) -> Field:
         checked = tuple(cls for cls in classes if isinstance(cls, type))
         rename = {old: new for item in metadata if isinstance(item, Rename) for old, new in item.names.items()}
         dim = next((item.name for item in metadata if isinstance(item, Dim)), None)
-        return Field(name, declared, hint, optional, ClassSpec(checked, rename, dim, not all(_plain(cls) for cls in checked)))
+        held = tuple(held for member in members for held in _read_held(member))
+        return Field(name, declared, hint, optional, ClassSpec(checked, rename, dim, not all(_plain(cls) for cls in checked), held))
     return Field(name, declared, hint, optional, OtherSpec(hint))
 
 
