@@ -21,7 +21,7 @@ from moe_typed import (
     Fp32ExpertWeights,
     Fp32Rows,
     GateUp,
-    GroupedSigmoidTopK,
+    GroupedTopK,
     Interleaved,
     LogicalIds,
     MoELayer,
@@ -324,7 +324,9 @@ def test_a_pending_factor_is_applied_exactly_once() -> None:
 @pytest.mark.usefixtures("level")
 def test_the_factor_of_a_selection_rule_reaches_the_result() -> None:
     rows, logits = Fp32Rows(random(3, HIDDEN)), random(3, EXPERTS, seed=8)
-    one, twice = (layer()(rows, GroupedSigmoidTopK(2, 2, 1, True, factor, torch.zeros(EXPERTS)).route(logits)) for factor in (1.0, 2.0))
+    one, twice = (
+        layer()(rows, GroupedTopK(2, "sigmoid", 2, 1, "top2_sum", True, Pending(factor), torch.zeros(EXPERTS)).route(logits)) for factor in (1.0, 2.0)
+    )
     assert torch.equal(twice, one * 2)
 
 

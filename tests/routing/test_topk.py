@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import DeviceCount, GroupedSigmoidTopK, LogicalIds, Pending, Routing, Settled, SoftmaxTopK, TopKSoftmax, debug
-from moe_typed.routing import RoutedScaling, Selection, stable_topk
+from moe_typed import DeviceCount, GroupedTopK, LogicalIds, Pending, Routing, Settled, SoftmaxTopK, TopKSoftmax, debug
+from moe_typed.routing import RoutedScaling, Selection
 
 
 def logits(rows: int, experts: int, seed: int = 0) -> Tensor:
@@ -41,6 +41,10 @@ def check(routing: Routing[LogicalIds], expected: list[tuple[list[int], list[flo
 
 
 # ---- loops -------------------------------------------------------------------------------------------------------------------------
+
+
+def deepseek(top_k: int, groups: int, kept: int, experts: int = 4) -> GroupedTopK[Pending]:
+    return GroupedTopK(top_k, "sigmoid", groups, kept, "top2_sum", renormalize=True, scaling=Pending(1.0), bias=torch.zeros(experts))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -100,7 +104,7 @@ def test_grouped_sigmoid(experts: int, k: int, groups: int, kept: int, shift: fl
     bias = logits(1, experts, seed=1)[0] / 3 + shift
     expected = [grouped_loop(row, bias, k=k, groups=groups, kept=kept, renormalize=renormalize) for row in given]
     with debug("strict"):
-        routing = GroupedSigmoidTopK(k, groups, kept, renormalize, 2.5, bias).route(given)
+        routing = GroupedTopK(k, "sigmoid", groups, kept, "top2_sum", renormalize, Pending(2.5), bias).route(given)
     check(routing, expected)
     assert isinstance(routing.scaling, Pending)
     assert routing.scaling.factor == 2.5
@@ -176,7 +180,7 @@ def test_the_published_deepseek_v3_router(groups: int, kept: int, shift: float, 
         bias=bias,
     )
     weights, ids = route(given)
-    same_routes(GroupedSigmoidTopK(4, groups, kept, renormalize, 2.5, bias).route(given), weights, ids, factor=2.5)
+    same_routes(GroupedTopK(4, "sigmoid", groups, kept, "top2_sum", renormalize, Pending(2.5), bias).route(given), weights, ids, factor=2.5)
 
 
 # ---- ties, sizes, refusals -----------------------------------------------------------------------------------------------------------
@@ -185,7 +189,7 @@ def test_the_published_deepseek_v3_router(groups: int, kept: int, shift: float, 
 RULES = [
     pytest.param(SoftmaxTopK(2, renormalize=True), id="softmax"),
     pytest.param(TopKSoftmax(2), id="topk"),
-    pytest.param(GroupedSigmoidTopK(2, 2, 1, True, 1.0, torch.zeros(6)), id="grouped"),
+    pytest.param(GroupedTopK(2, "sigmoid", 2, 1, "top2_sum", True, Pending(1.0), torch.zeros(6)), id="grouped"),
 ]
 
 
@@ -193,13 +197,13 @@ RULES = [
 def test_ties_go_to_the_lowest_id(rule: Selection[RoutedScaling]) -> None:
     assert torch.equal(rule.route(torch.zeros(3, 6)).topk_ids, torch.tensor([[0, 1]] * 3, dtype=torch.int32))
     given = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0, 2.0]])
-    assert [int(expert) for expert in rule.route(given).topk_ids[0]] == ([3, 5] if isinstance(rule, GroupedSigmoidTopK) else [1, 3])
+    assert [int(expert) for expert in rule.route(given).topk_ids[0]] == ([3, 5] if isinstance(rule, GroupedTopK) else [1, 3])
 
 
-def test_stable_topk_over_many_equal_scores() -> None:
+def test_ties_among_many_equal_scores() -> None:
     scores = torch.zeros(4, 4096)
     scores[:, 4000] = 1
-    assert torch.equal(stable_topk(scores, 3), torch.tensor([[4000, 0, 1]] * 4))
+    assert TopKSoftmax(3).route(scores).topk_ids.tolist() == [[4000, 0, 1]] * 4
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -211,7 +215,7 @@ def test_no_rows(rule: Selection[RoutedScaling]) -> None:
 
 
 def test_weights_of_a_renormalised_row_sum_to_one_and_a_row_of_zeros_divides_by_no_zero() -> None:
-    rule = GroupedSigmoidTopK(2, 1, 1, True, 1.0, torch.zeros(4))
+    rule = GroupedTopK(2, "sigmoid", 1, 1, "top2_sum", True, Pending(1.0), torch.zeros(4))
     weights = rule.route(torch.tensor([[-1e30] * 4, [1.0, 2.0, 3.0, 4.0]])).topk_weights
     assert torch.equal(weights[0], torch.zeros(2))
     assert float(weights[1].sum()) == pytest.approx(1.0)
@@ -225,14 +229,30 @@ def test_the_live_count_travels_with_the_routing(live: int | DeviceCount) -> Non
 @pytest.mark.parametrize(
     ("rule", "shape", "message"),
     [
-        (SoftmaxTopK(3, renormalize=True), (2, 2), "top_k is 3, but the router logits have 2 experts"),
-        (TopKSoftmax(0), (2, 2), "top_k is 0, but the router logits have 2 experts"),
+        (SoftmaxTopK(3, renormalize=True), (2, 2), "top_k is 3, but 2 of the 2 experts can be chosen"),
+        (TopKSoftmax(0), (2, 2), "top_k is 0, but 2 of the 2 experts can be chosen"),
         (TopKSoftmax(1), (2,), r"must be a floating matrix \(rows, experts\); got torch.float32 \[2\]"),
-        (GroupedSigmoidTopK(1, 3, 1, True, 1.0, torch.zeros(4)), (2, 4), "4 experts do not fit 3 groups of which 1 are taken"),
-        (GroupedSigmoidTopK(1, 2, 3, True, 1.0, torch.zeros(4)), (2, 4), "4 experts do not fit 2 groups of which 3 are taken"),
-        (GroupedSigmoidTopK(1, 2, 0, True, 1.0, torch.zeros(4)), (2, 4), "4 experts do not fit 2 groups of which 0 are taken"),
-        (GroupedSigmoidTopK(1, 2, 1, True, 1.0, torch.zeros(5)), (2, 4), r"with a bias of shape \[5\]"),
-        (GroupedSigmoidTopK(3, 2, 1, True, 1.0, torch.zeros(4)), (2, 4), "1 groups of 2 experts hold fewer than top_k = 3"),
+        (
+            deepseek(1, 3, 1),
+            (2, 4),
+            "4 experts do not fall into 3 equal groups of which 1 stay",
+        ),
+        (
+            deepseek(1, 2, 3),
+            (2, 4),
+            "4 experts do not fall into 2 equal groups of which 3 stay",
+        ),
+        (
+            deepseek(1, 2, 0),
+            (2, 4),
+            "4 experts do not fall into 2 equal groups of which 0 stay",
+        ),
+        (
+            deepseek(1, 2, 1, experts=5),
+            (2, 4),
+            r"the correction bias is over \[5\] experts, but the router logits have 4",
+        ),
+        (deepseek(3, 2, 1), (2, 4), "top_k is 3, but 2 of the 4 experts can be chosen"),
     ],
 )
 def test_refused(rule: Selection[RoutedScaling], shape: tuple[int, ...], message: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..formats import GateUp, GateUpOrder, Interleaved
-from ..routing import GroupedSigmoidTopK, RoutedScaling, Selection, SoftmaxTopK, TopKSoftmax
+from ..routing import GroupedTopK, Pending, RoutedScaling, Selection, SoftmaxTopK, TopKSoftmax
 from ..runners import Activation, SiluAndMul, SwigluOai
 from .documents import Section
 from .errors import CheckpointError
@@ -148,7 +148,7 @@ def _read_deepseek_v3(config: Section) -> Rules:
 
     def select(bias: Tensor | None) -> AnySelection:
         correction = torch.zeros(experts) if bias is None else bias
-        return GroupedSigmoidTopK(top_k, groups, taken, renormalize, factor, correction)
+        return GroupedTopK(top_k, "sigmoid", groups, taken, "top2_sum", renormalize, Pending(factor), correction)
 
     inter = config.integer("moe_intermediate_size")
     return Rules(

@@ -1,27 +1,75 @@
-"""Which experts a row goes to: id spaces, routings, selection rules, and where the routed scaling factor is."""
+"""Which experts a row goes to: id spaces, routings, selection rules, placements, shared experts, and where the routed scaling factor is."""
 
-from .ids import Ids, LocalIds, LocalSinkIds, LogicalIds, PhysicalIds
+from .ids import Ids, LocalIds, LocalSinkIds, LogicalIds, PaddedPhysicalIds, PhysicalIds
+from .loads import Load, OneHotLoad, RecordedLoad, RoundRobinLoad, UniformLoad, ZipfLoad
+from .padded import mask_padded
+from .placement import BalancedPlacement, HashedPlacement, Placement, StaticPlacement, fill_nowhere, in_order
+from .residence import (
+    ExpertMap,
+    ExpertMask,
+    SinkMask,
+    contiguous_map,
+    from_sink,
+    localize_by_map,
+    map_of,
+    mask_of,
+    sink_mask,
+    to_sink,
+)
 from .routing import DeviceCount, Routing, from_topk, live_mask, localize
 from .scaling import Pending, RoutedScaling, Settled
-from .topk import GroupedSigmoidTopK, Selection, SoftmaxTopK, TopKSoftmax, stable_topk
+from .shared import RankSharedSlots, SharedSlots, append_rank_shared, append_shared
+from .topk import GroupedTopK, HashTopK, Router, ScoredTopK, Selection, SoftmaxTopK, TopKSoftmax
+from .weigh import weigh_input
 
 __all__ = [
+    "BalancedPlacement",
     "DeviceCount",
-    "GroupedSigmoidTopK",
+    "ExpertMap",
+    "ExpertMask",
+    "GroupedTopK",
+    "HashTopK",
+    "HashedPlacement",
     "Ids",
+    "Load",
     "LocalIds",
     "LocalSinkIds",
     "LogicalIds",
+    "OneHotLoad",
+    "PaddedPhysicalIds",
     "Pending",
     "PhysicalIds",
+    "Placement",
+    "RankSharedSlots",
+    "RecordedLoad",
+    "RoundRobinLoad",
     "RoutedScaling",
+    "Router",
     "Routing",
+    "ScoredTopK",
     "Selection",
     "Settled",
+    "SharedSlots",
+    "SinkMask",
     "SoftmaxTopK",
+    "StaticPlacement",
     "TopKSoftmax",
+    "UniformLoad",
+    "ZipfLoad",
+    "append_rank_shared",
+    "append_shared",
+    "contiguous_map",
+    "fill_nowhere",
+    "from_sink",
     "from_topk",
+    "in_order",
     "live_mask",
     "localize",
-    "stable_topk",
+    "localize_by_map",
+    "map_of",
+    "mask_of",
+    "mask_padded",
+    "sink_mask",
+    "to_sink",
+    "weigh_input",
 ]

@@ -143,6 +143,11 @@ def _check_slots(placement: Placement, name: str, slots: Tensor, num_slots: int)
         raise value_error(placement, name, f"holds a slot outside 0..{num_slots - 1}")
 
 
+def in_order(routing: Routing[LogicalIds, S]) -> Routing[PaddedPhysicalIds, S]:
+    """Return the routing where expert e has slot e and no other: the placement of an engine without redundant experts. The tensors are the same."""
+    return routing.moved(routing.topk_ids, routing.topk_weights, PaddedPhysicalIds, routing.num_experts)
+
+
 def fill_nowhere(routing: Routing[PaddedPhysicalIds, S], slot: int = 0) -> Routing[PhysicalIds, S]:
     """Return the routing with every route that goes nowhere sent to ``slot`` with weight 0, for consumers that know no sentinel.
 

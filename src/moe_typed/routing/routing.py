@@ -31,8 +31,9 @@ class Routing(Generic[I_co, S_co]):
     """Say for each row which ``k`` experts it goes to.
 
     ``topk_ids``: int32 (rows, k) in the id space ``space`` over ``num_experts`` slots. ``topk_weights``: float32 (rows, k). ``scaling``: who
-    applies the routed scaling factor. ``renormalized``: whether the weights of a row were divided by their sum. ``num_shared``: how many
-    trailing columns are shared-expert slots. ``live``: how many leading rows are real; the rest are padding and give zeros.
+    applies the routed scaling factor. ``renormalized``: whether the weights of a row were divided by their sum. ``live``: how many leading rows are
+    real; the rest are padding and give zeros. ``num_shared``: how many trailing columns are shared-expert slots, ``first_shared`` and those after
+    it, each once in a row; None where the host does not know which.
     """
 
     topk_ids: Int32[Tensor, "rows k"]
@@ -43,10 +44,21 @@ class Routing(Generic[I_co, S_co]):
     renormalized: bool
     live: int | DeviceCount
     num_shared: int = 0
+    first_shared: int | None = None
 
     def moved(self, topk_ids: Tensor, topk_weights: Tensor, space: type[J], num_experts: int) -> "Routing[J, S_co]":
-        """Return the routing with other ids and weights, in another id space over other slots; all else stays."""
+        """Return the routing with other ids and weights, in another id space over other slots; where the shared slots went is not known."""
         return Routing(topk_ids, topk_weights, space, num_experts, self.scaling, self.renormalized, self.live, self.num_shared)
+
+    def extended(self, topk_ids: Tensor, topk_weights: Tensor, num_experts: int, num_shared: int, first_shared: int) -> "Routing[I_co, S_co]":
+        """Return the routing with shared columns behind the others, over the slots that there are now."""
+        return Routing(topk_ids, topk_weights, self.space, num_experts, self.scaling, self.renormalized, self.live, num_shared, first_shared)
+
+    def limited(self, topk_ids: Tensor, topk_weights: Tensor, live: DeviceCount) -> "Routing[I_co, S_co]":
+        """Return the routing with fewer live rows, and ids and weights that say so."""
+        return Routing(
+            topk_ids, topk_weights, self.space, self.num_experts, self.scaling, self.renormalized, live, self.num_shared, self.first_shared
+        )
 
     def check_values(self) -> None:
         """Raise BoundaryError for ids outside their space, weights that are not finite, or a live count beyond the rows."""
@@ -70,6 +82,18 @@ class Routing(Generic[I_co, S_co]):
                 )
             if not bool(torch.isfinite(self.topk_weights[:live]).all()):
                 raise value_error(self, "topk_weights", "holds an infinity or a NaN")
+            self._check_shared(ids, k - self.num_shared)
+
+    def _check_shared(self, ids: Tensor, routed: int) -> None:
+        """Raise BoundaryError for a row that goes somewhere and lacks a shared id, or has one among its routed ids."""
+        if not self.num_shared or self.first_shared is None:
+            return
+        shared = torch.arange(self.first_shared, self.first_shared + self.num_shared, device=ids.device)
+        goes = (ids >= 0).any(1, keepdim=True)
+        if bool(((ids[:, routed:] != shared) & goes).any()):
+            raise value_error(self, "topk_ids", f"lacks a shared id in a row: its last {self.num_shared} columns must hold {shared.tolist()}")
+        if bool(torch.isin(ids[:, :routed], shared).any()):
+            raise value_error(self, "topk_ids", "holds a shared id twice in a row", "the router spends a column on it, and it is appended as well")
 
 
 def live_mask(routing: Routing[Ids]) -> Tensor:

@@ -1,60 +1,67 @@
-"""Selection rules: from router logits (rows, experts) to a Routing. All arithmetic is float32; ties go to the lowest id."""
+"""Selection rules: from router logits (rows, experts) to a Routing. All arithmetic is float32; among equals the lowest id goes first.
+
+A rule is frozen data, and its ``route`` is the reference, in torch operations on any device. ``fused.fuse(rule)`` is the same router in one kernel.
+"""
 
 from abc import ABC, abstractmethod
-from typing import Generic, final
+from collections.abc import Callable
+from typing import Generic, Literal, NamedTuple, TypeAlias, final
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 from torch import Tensor
 from typing_extensions import TypeVar, override
 
 from ..boundary import boundary
+from ..ops.hash_gate.reference import hash_gate
+from ..ops.scores import Score
+from ..ops.topk_gate.reference import topk_gate
+from ..ops.topk_gate.spec import GateRule
 from .ids import LogicalIds
 from .routing import DeviceCount, Routing
-from .scaling import Pending, RoutedScaling, Settled
+from .scaling import RoutedScaling, Settled
 
+S = TypeVar("S", bound=RoutedScaling)
 S_co = TypeVar("S_co", bound=RoutedScaling, covariant=True, default=RoutedScaling)
 
-# Added to the sum before dividing by it, as DeepSeek-V3's router does, so that a row of zeros does not divide by zero.
-_EPSILON = 1e-20
+GroupScore: TypeAlias = Literal["max", "top2_sum"]
+TopKGate: TypeAlias = Callable[[Tensor, GateRule, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
+HashGate: TypeAlias = Callable[[Tensor, Tensor, Tensor, Score, bool, float, Tensor | None], tuple[Tensor, Tensor]]
 
 
-def stable_topk(scores: Tensor, k: int) -> Tensor:
-    """Return int64 (rows, k): the columns of the k largest scores, largest first, the lower column first among equals."""
-    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
-
-
-class Selection(ABC, Generic[S_co]):
-    """The base of all selection rules. A rule is frozen data; the type says where it leaves the routed scaling factor."""
-
-    top_k: int
+class Router(ABC, Generic[S_co]):
+    """The base of everything that routes by logits; the type says where it leaves the routed scaling factor."""
 
     @abstractmethod
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (ids int64, weights float32), both (rows, top_k), for float32 logits."""
-
-    @abstractmethod
-    def _scaling(self) -> S_co:
-        """Return who applies the routed scaling factor."""
-
-    @property
-    @abstractmethod
-    def renormalizes(self) -> bool:
-        """Say whether the weights of a row are divided by their sum."""
-
     def route(self, logits: Tensor, live: int | DeviceCount | None = None) -> Routing[LogicalIds, S_co]:
         """Return the routing of a batch.
 
-        ``logits``: floating (rows, experts). ``live``: how many leading rows are real (default: all).
-        Raises: ValueError when there are fewer experts than ``top_k``, or logits are not a floating matrix.
+        ``logits``: floating (rows, experts). ``live``: how many leading rows are real (default: all); the others get ids -1 and weights 0.
+        Raises: ValueError when the logits are no floating matrix, or do not fit the rule.
         """
-        if logits.dim() != 2 or not logits.is_floating_point():
-            raise ValueError(f"router logits must be a floating matrix (rows, experts); got {logits.dtype} {list(logits.shape)}")
-        rows, experts = logits.shape
-        if not 0 < self.top_k <= experts:
-            raise ValueError(f"top_k is {self.top_k}, but the router logits have {experts} experts")
-        ids, weights = self._choose(logits.to(torch.float32))
-        return Routing(ids.to(torch.int32), weights, LogicalIds, experts, self._scaling(), self.renormalizes, rows if live is None else live)
+
+
+class Gate(NamedTuple, Generic[S_co]):
+    """What a selection rule comes to: the rule that kernels are told, who applies the factor, and the bias that chooses and never weighs."""
+
+    rule: GateRule
+    scaling: S_co
+    bias: Tensor | None
+
+
+class Selection(Router[S_co]):
+    """The base of all rules that choose by the logits alone."""
+
+    top_k: int
+
+    @property
+    @abstractmethod
+    def gate(self) -> Gate[S_co]:
+        """Return what the rule comes to."""
+
+    @override
+    def route(self, logits: Tensor, live: int | DeviceCount | None = None) -> Routing[LogicalIds, S_co]:
+        return apply_gate(topk_gate, self.gate, logits, live)
 
 
 @final
@@ -65,21 +72,10 @@ class SoftmaxTopK(Selection[Settled]):
     top_k: int
     renormalize: bool
 
-    @override
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        probabilities = torch.softmax(logits, dim=-1)
-        ids = stable_topk(probabilities, self.top_k)
-        weights = probabilities.gather(1, ids)
-        return ids, weights / weights.sum(1, keepdim=True) if self.renormalize else weights
-
-    @override
-    def _scaling(self) -> Settled:
-        return Settled()
-
     @property
     @override
-    def renormalizes(self) -> bool:
-        return self.renormalize
+    def gate(self) -> Gate[Settled]:
+        return Gate(GateRule(self.top_k, "softmax", self.renormalize), Settled(), None)
 
 
 @final
@@ -89,62 +85,109 @@ class TopKSoftmax(Selection[Settled]):
 
     top_k: int
 
-    @override
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        ids = stable_topk(logits, self.top_k)
-        return ids, torch.softmax(logits.gather(1, ids), dim=-1)
-
-    @override
-    def _scaling(self) -> Settled:
-        return Settled()
-
     @property
     @override
-    def renormalizes(self) -> bool:
-        return True
+    def gate(self) -> Gate[Settled]:
+        return Gate(GateRule(self.top_k, "selected_softmax"), Settled(), None)
 
 
 @final
 @boundary
-class GroupedSigmoidTopK(Selection[Pending]):
-    """Sigmoid scores with a correction bias, restricted to the best groups (DeepSeek-V3).
+class ScoredTopK(Selection[S_co]):
+    """The k largest scores, weighed by the score: "softmax", "sigmoid", or "sqrt_softplus" of the logit.
 
-    ``bias`` float32 (experts,) chooses and never weighs. A group's score is the sum of its two largest biased scores; experts outside the
-    ``topk_group`` best of ``num_groups`` groups are out. The routed scaling factor stays pending.
+    ``bias`` (a correction bias) is added to the scores for the choice alone. Llama 4's rule is sigmoid without renormalisation; its weight goes on
+    the input: see ``weigh_input``.
     """
 
     top_k: int
-    num_groups: int
-    topk_group: int
+    score: Score
     renormalize: bool
-    routed_scaling_factor: float
-    bias: Float32[Tensor, " experts"]
-
-    @override
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        rows, experts = logits.shape
-        if experts % self.num_groups or not 0 < self.topk_group <= self.num_groups or self.bias.shape != (experts,):
-            raise ValueError(
-                f"{experts} experts do not fit {self.num_groups} groups of which {self.topk_group} are taken, "
-                f"with a bias of shape {list(self.bias.shape)}"
-            )
-        per_group = experts // self.num_groups
-        if self.topk_group * per_group < self.top_k:
-            raise ValueError(f"{self.topk_group} groups of {per_group} experts hold fewer than top_k = {self.top_k}")
-        scores = torch.sigmoid(logits)
-        biased = scores + self.bias.to(torch.float32)
-        best_two = biased.view(rows, self.num_groups, per_group).topk(min(2, per_group), dim=-1).values
-        groups = stable_topk(best_two.sum(-1), self.topk_group)
-        allowed = torch.zeros(rows, self.num_groups, dtype=torch.bool, device=logits.device).scatter(1, groups, True)
-        ids = stable_topk(biased.masked_fill(~allowed.repeat_interleave(per_group, dim=1), float("-inf")), self.top_k)
-        weights = scores.gather(1, ids)
-        return ids, weights / (weights.sum(1, keepdim=True) + _EPSILON) if self.renormalize else weights
-
-    @override
-    def _scaling(self) -> Pending:
-        return Pending(self.routed_scaling_factor)
+    scaling: S_co
+    bias: Float32[Tensor, " experts"] | None = None
 
     @property
     @override
-    def renormalizes(self) -> bool:
-        return self.renormalize
+    def gate(self) -> Gate[S_co]:
+        return Gate(GateRule(self.top_k, self.score, self.renormalize, self.scaling.folded), self.scaling, self.bias)
+
+
+@final
+@boundary
+class GroupedTopK(Selection[S_co]):
+    """As ScoredTopK, among the experts of the ``topk_group`` best of ``num_groups`` groups alone (DeepSeek-V2, DeepSeek-V3).
+
+    ``group_score``: a group is as good as its largest biased score ("max"), or the sum of its two largest ("top2_sum").
+    """
+
+    top_k: int
+    score: Score
+    num_groups: int
+    topk_group: int
+    group_score: GroupScore
+    renormalize: bool
+    scaling: S_co
+    bias: Float32[Tensor, " experts"] | None = None
+
+    @property
+    @override
+    def gate(self) -> Gate[S_co]:
+        groups = (self.num_groups, self.topk_group, self.group_score)
+        return Gate(GateRule(self.top_k, self.score, self.renormalize, self.scaling.folded, *groups), self.scaling, self.bias)
+
+
+@final
+@boundary
+class HashTopK(Generic[S_co]):
+    """Experts by token: row t goes to ``table[token_ids[t]]``, whatever its logits, and is weighed by their score.
+
+    ``table``: int32 (vocabulary, k).
+    """
+
+    table: Int32[Tensor, "vocabulary k"]
+    score: Score
+    renormalize: bool
+    scaling: S_co
+
+    def route(self, logits: Tensor, token_ids: Tensor, live: int | DeviceCount | None = None) -> Routing[LogicalIds, S_co]:
+        """Return the routing of a batch.
+
+        ``logits``: floating (rows, experts). ``token_ids``: int32 or int64 (rows,). Raises: ValueError for anything else.
+        """
+        return apply_hash(hash_gate, self, logits, token_ids, live)
+
+
+def apply_gate(function: TopKGate, gate: Gate[S], logits: Tensor, live: int | DeviceCount | None) -> Routing[LogicalIds, S]:
+    """Return the routing that an implementation of the gate chooses. Raises: ValueError as ``Router.route``."""
+    _check_logits(logits)
+    if gate.bias is not None and gate.bias.shape != logits.shape[1:]:
+        raise ValueError(f"the correction bias is over {list(gate.bias.shape)} experts, but the router logits have {logits.shape[1]}")
+    ids, weights = function(logits, gate.rule, gate.bias, live_tensor(live, logits))
+    rule = gate.rule
+    return _routed(ids, weights, logits, gate.scaling, rule.renormalize or rule.score == "selected_softmax", live)
+
+
+def apply_hash(function: HashGate, rule: "HashTopK[S]", logits: Tensor, token_ids: Tensor, live: int | DeviceCount | None) -> Routing[LogicalIds, S]:
+    """Return the routing that an implementation of the hash gate chooses. Raises: ValueError as ``HashTopK.route``."""
+    _check_logits(logits)
+    if token_ids.shape != logits.shape[:1] or token_ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"token ids must be int32 or int64 ({logits.shape[0]},); got {token_ids.dtype} {list(token_ids.shape)}")
+    ids, weights = function(logits, rule.table, token_ids, rule.score, rule.renormalize, rule.scaling.folded, live_tensor(live, logits))
+    return _routed(ids, weights, logits, rule.scaling, rule.renormalize, live)
+
+
+def live_tensor(live: int | DeviceCount | None, like: Tensor) -> Tensor | None:
+    """Return the live count as int32 (1,) on the device, None where every row is live."""
+    if live is None or (isinstance(live, int) and live == like.shape[0]):
+        return None
+    return torch.full((1,), live, dtype=torch.int32, device=like.device) if isinstance(live, int) else live.count
+
+
+def _check_logits(logits: Tensor) -> None:
+    if logits.dim() != 2 or not logits.is_floating_point():
+        raise ValueError(f"router logits must be a floating matrix (rows, experts); got {logits.dtype} {list(logits.shape)}")
+
+
+def _routed(ids: Tensor, weights: Tensor, logits: Tensor, scaling: S, renormalized: bool, live: int | DeviceCount | None) -> Routing[LogicalIds, S]:
+    rows, experts = logits.shape
+    return Routing(ids, weights, LogicalIds, experts, scaling, renormalized, rows if live is None else live)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from moe_typed import (
     Bf16Rows,
-    GroupedSigmoidTopK,
+    GroupedTopK,
     LocalIds,
     LocalSinkIds,
     LogicalIds,
@@ -71,7 +71,7 @@ def relabelled(ids: Tensor, weights: Tensor) -> Routing[LocalIds, Settled]:
     # P: Type "Routing[PhysicalIds, Settled]" is not assignable to return type "Routing[LocalIds, Settled]"
 
 
-def pending_where_settled_is_demanded(rule: GroupedSigmoidTopK, logits: Tensor) -> Routing[LogicalIds, Settled]:
+def pending_where_settled_is_demanded(rule: GroupedTopK[Pending], logits: Tensor) -> Routing[LogicalIds, Settled]:
     return rule.route(logits)
     # E: Incompatible return value type (got "Routing[LogicalIds, Pending]", expected "Routing[LogicalIds, Settled]")
     # P: Type "Routing[LogicalIds, Pending]" is not assignable to return type "Routing[LogicalIds, Settled]"

@@ -15,7 +15,7 @@ from moe_typed import (
     Fp16Rows,
     Fp32Rows,
     GateUp,
-    GroupedSigmoidTopK,
+    GroupedTopK,
     LocalIds,
     LogicalIds,
     MoELayer,
@@ -110,7 +110,7 @@ def prepared(block: Fp8Block128ExpertWeights[GateUp], mx: MxFp8ExpertWeights[UpG
 def routings(logits: Tensor, bias: Tensor, ids: Tensor, weights: Tensor) -> None:
     assert_type(TopKSoftmax(4).route(logits), Routing[LogicalIds, Settled])
     assert_type(from_topk(ids, weights, 8), Routing[LogicalIds, Settled])
-    pending = GroupedSigmoidTopK(8, 8, 4, True, 2.5, bias).route(logits, live=3)
+    pending = GroupedTopK(8, "sigmoid", 8, 4, "top2_sum", True, Pending(2.5), bias).route(logits, live=3)
     assert_type(pending, Routing[LogicalIds, Pending])
     assert_type(localize(pending, 0, 4), Routing[LocalIds, Pending])
     assert_type(localize(pending, 0, 4).space, type[LocalIds])

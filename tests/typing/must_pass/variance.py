@@ -42,7 +42,7 @@ def experts_are_contravariant(experts: Experts[Bf16Rows | Fp8Block128Rows]) -> E
 def accept_sets_are_contravariant(weights: ReferenceFp8Block128Weights) -> PreparedWeights[ReferenceRunner, Bf16Rows]:
     narrower: PreparedWeights[ReferenceRunner, Fp8Block128Rows] = weights
     wider_runner: PreparedWeights[Runner[FlatRowsInput, RunnerOutput], Fp8Block128Rows] = narrower
-    assert_type(wider_runner.inter, int)
+    assert_type(wider_runner.accepts(), tuple[type[Payload], ...])
     return weights
 
 
