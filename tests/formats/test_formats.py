@@ -24,7 +24,7 @@ from moe_typed.boundary.fields import TensorSpec
 from moe_typed.formats import ExpertWeights, Format, GateUpOrder, ScaleOrder, ScaleRounding
 
 BF16, F16, F32, FP8, E8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e8m0fnu
-ROW_MAJOR, NONE, UP = ScaleOrder.ROW_MAJOR, ScaleRounding.NONE, ScaleRounding.POWER_OF_TWO_UP
+ROW_MAJOR, NONE, UP = ScaleOrder.ROW_MAJOR, ScaleRounding.NONE, ScaleRounding.POWER_OF_TWO
 
 FACTS = [
     # class                     name            data  group       scale  order      rounding

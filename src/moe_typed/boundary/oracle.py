@@ -5,14 +5,15 @@ libraries have no word for: divisibility (``hidden//128`` floors there), strides
 """
 
 from collections.abc import Callable
-from types import FunctionType
-from typing import Annotated, Final, ParamSpec, TypeVar, cast, get_args, get_origin
+from types import FunctionType, UnionType
+from typing import Annotated, Final, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 from beartype import BeartypeConf, beartype
-from jaxtyping import TypeCheckError, jaxtyped  # pyright: ignore[reportUnknownVariableType]  its own annotations are partial
+from jaxtyping import AbstractArray, AbstractDtype, TypeCheckError, jaxtyped  # pyright: ignore[reportUnknownVariableType]  its own annotations are partial
+from torch import Tensor
 
 from .errors import BoundaryError
-from .fields import Field, TensorSpec
+from .fields import Field, TensorSpec, parse_dim
 
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
@@ -21,32 +22,49 @@ _CHECKER = beartype(conf=BeartypeConf(is_color=False, is_pep484_tower=True))
 _judged: Final[dict[Callable[..., object], Callable[..., object]]] = {}
 
 
-def _bare(hint: object) -> object:
-    """Return a hint without our own metadata, which beartype does not know."""
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+def _bare(hint: object, blind: frozenset[str]) -> object:
+    """Return a hint without our own metadata, which beartype does not know, and with ``_`` for each dim that reads a blind name."""
+    if get_origin(hint) is Annotated:
+        return _bare(get_args(hint)[0], blind)
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(_bare(member, blind) for member in get_args(hint))]  # noqa: UP007  the members are not known before
+    if not blind or not (isinstance(hint, type) and issubclass(hint, AbstractArray)):
+        return hint
+    dims = (parse_dim(text) for text in str(getattr(hint, "dim_str")).split())  # noqa: B009  jaxtyping makes these attributes
+    text = " ".join("_" if dim.name is None and not blind.isdisjoint(dim.names) else dim.text for dim in dims)
+    family: type[AbstractDtype] = getattr(hint, "dtype")  # noqa: B009
+    return family[Tensor, text]
 
 
-def _order(fields: tuple[Field, ...]) -> list[Field]:
-    """Return the fields so that each name is bound before an expression reads it: jaxtyping binds in parameter order."""
+def _order(fields: tuple[Field, ...]) -> list[tuple[Field, frozenset[str]]]:
+    """Return the fields so that each name is bound before an expression reads it: jaxtyping binds in parameter order.
+
+    With each stand the names that cannot be: bound by a plain integer, or by a field that waits for this one in turn. jaxtyping is blind to these.
+    """
     waiting = list(fields)
     bound: set[str] = set()
-    ordered: list[Field] = []
+    ordered: list[tuple[Field, frozenset[str]]] = []
     while waiting:
         ready = next((field for field in waiting if _needs(field) <= bound), waiting[0])
         waiting.remove(ready)
-        ordered.append(ready)
+        ordered.append((ready, frozenset(_needs(ready) - bound)))
         bound |= _binds(ready)
     return ordered
 
 
 def _binds(field: Field) -> set[str]:
+    """Return the names that a field binds whenever the object is built; one that may be None binds none for sure."""
+    return set() if field.optional else _names(field)
+
+
+def _names(field: Field) -> set[str]:
     return {dim.name for dim in field.spec.dims if dim.name is not None} if isinstance(field.spec, TensorSpec) else set()
 
 
 def _needs(field: Field) -> set[str]:
     if not isinstance(field.spec, TensorSpec):
         return set()
-    own = _binds(field)
+    own = _names(field)
     return {name for dim in field.spec.dims if dim.name is None for name in dim.names} - own
 
 
@@ -64,17 +82,17 @@ def make_oracle(cls: type, fields: tuple[Field, ...]) -> Callable[[object], None
     Classes among the fields are checked by identity of class alone: neither library looks at the arguments of a user's generic.
     """
     judged = _order(fields)
-    parameters = ", ".join(field.name for field in judged)
+    parameters = ", ".join(field.name for field, _ in judged)
     scope: dict[str, FunctionType] = {}
     exec(f"def judge({parameters}): pass", {}, scope)  # noqa: S102  parameter names come from a class body
     judge = scope["judge"]
-    judge.__annotations__ = {field.name: _bare(field.hint) for field in judged}
+    judge.__annotations__ = {field.name: _bare(field.hint, blind) for field, blind in judged}
     judge.__qualname__ = f"{cls.__qualname__}.oracle"
     checked = jaxtyped(judge, typechecker=_CHECKER)
 
     def oracle(value: object) -> None:
         try:
-            checked(**{field.name: getattr(value, field.name) for field in judged})
+            checked(**{field.name: getattr(value, field.name) for field, _ in judged})
         except TypeCheckError as error:
             raise BoundaryError(f"jaxtyping and beartype refuse it: {error}", boundary=cls.__qualname__) from None
 

@@ -23,6 +23,13 @@ class GateUpOrder(ABC):
     def join(gate: Tensor, up: Tensor, dim: int) -> Tensor:
         """Return gate and up as one contiguous tensor in this order along ``dim``."""
 
+    @classmethod
+    def part(cls, joined: Tensor, dim: int, rank: int, size: int) -> Tensor:
+        """Return the part of one of ``size`` ranks: the same entries of gate and of up, in this order. ``size`` divides half the dim."""
+        gate, up = cls.split(joined, dim)
+        per = gate.shape[dim] // size
+        return cls.join(gate.narrow(dim, rank * per, per), up.narrow(dim, rank * per, per), dim)
+
 
 @final
 class GateUp(GateUpOrder):

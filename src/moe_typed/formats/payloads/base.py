@@ -1,0 +1,74 @@
+"""Payload classes: rows of activations together with their scales.
+
+A format is what a class *is*, not a tag on a tensor: two formats that differ in one fact are two classes, and no annotation can relabel one
+as the other.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from ...boundary import value_error
+from ..spec import Format
+
+BLOCK_128 = 128  # DeepSeek-V3's activation group: one scale for 128 channels of a token
+MX_GROUP = 32  # OCP Microscaling Formats v1.0: 32 values share a scale
+NV_GROUP = 16  # NVFP4: 16 values share an e4m3 scale
+E8M0_NAN = 255
+
+
+class Payload(ABC):
+    """The base of all payload formats. ``data`` has the shape (rows, hidden), or (rows, hidden // 2) where a byte holds two values."""
+
+    format: ClassVar[Format]
+    data: Tensor
+
+    @abstractmethod
+    def dequantize(self) -> Tensor:
+        """Return the values as float32 (rows, hidden): the meaning of the payload."""
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows."""
+        return self.data.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """Return the number of values in a row."""
+        return self.data.shape[1] * self.format.per_element
+
+
+class DenseRows(Payload):
+    """The base of payloads without scales."""
+
+    @override
+    def dequantize(self) -> Tensor:
+        return self.data.to(torch.float32)
+
+
+class ScaledRows(Payload):
+    """The base of payloads with scales: value = data * scale."""
+
+    scale: Tensor
+
+
+def apply_groups(data: Tensor, scale: Tensor, group: int) -> Tensor:
+    """Return data (rows, hidden) times scale (rows, hidden // group), as float32."""
+    rows, hidden = data.shape
+    groups = data.to(torch.float32).view(rows, hidden // group, group)
+    return (groups * scale.unsqueeze(2)).view(rows, hidden)
+
+
+def check_finite(payload: ScaledRows) -> None:
+    """Raise BoundaryError for a float32 scale that is not finite."""
+    if not bool(torch.isfinite(payload.scale).all()):
+        raise value_error(payload, "scale", "holds an infinity or a NaN", "the rows that were quantised held one")
+
+
+def check_e8m0(payload: ScaledRows) -> None:
+    """Raise BoundaryError for a scale byte of 255, which is NaN."""
+    if bool((payload.scale.view(torch.uint8) == E8M0_NAN).any()):
+        raise value_error(payload, "scale", "holds the byte 255, which is NaN", "the rows that were quantised held an infinity or a NaN")

@@ -1,0 +1,39 @@
+"""Expert weights in checkpoint layout: what a file holds, before any runner has prepared it."""
+
+from typing import TypeAlias
+
+from .base import ExpertWeights, O_co, Shard
+from .dense import Bf16ExpertWeights, Fp16ExpertWeights, Fp32ExpertWeights
+from .fp4 import MxFp4ExpertWeights, NvFp4ExpertWeights
+from .int4 import AwqExpertWeights, GptqExpertWeights
+from .scaled import (
+    Fp8Block128ExpertWeights,
+    Fp8ChannelExpertWeights,
+    Fp8TensorExpertWeights,
+    Int8ChannelExpertWeights,
+    MxFp8ExpertWeights,
+)
+from .sharding import shard_inter
+
+AnyExpertWeights: TypeAlias = (
+    Bf16ExpertWeights[O_co] | Fp16ExpertWeights[O_co] | Fp32ExpertWeights[O_co] | Fp8Block128ExpertWeights[O_co] | MxFp8ExpertWeights[O_co]
+)
+
+__all__ = [
+    "AnyExpertWeights",
+    "AwqExpertWeights",
+    "Bf16ExpertWeights",
+    "ExpertWeights",
+    "Fp8Block128ExpertWeights",
+    "Fp8ChannelExpertWeights",
+    "Fp8TensorExpertWeights",
+    "Fp16ExpertWeights",
+    "Fp32ExpertWeights",
+    "GptqExpertWeights",
+    "Int8ChannelExpertWeights",
+    "MxFp4ExpertWeights",
+    "MxFp8ExpertWeights",
+    "NvFp4ExpertWeights",
+    "Shard",
+    "shard_inter",
+]
