@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...boundary import value_error
+from ...ops.minifloat.reference import decode_e2m1, unpack_e2m1
 from ..spec import Format
 
 BLOCK_128 = 128  # DeepSeek-V3's activation group: one scale for 128 channels of a token
@@ -72,3 +73,8 @@ def check_e8m0(payload: ScaledRows) -> None:
     """Raise BoundaryError for a scale byte of 255, which is NaN."""
     if bool((payload.scale.view(torch.uint8) == E8M0_NAN).any()):
         raise value_error(payload, "scale", "holds the byte 255, which is NaN", "the rows that were quantised held an infinity or a NaN")
+
+
+def e2m1_values(packed: Tensor) -> Tensor:
+    """Return the values of float4_e2m1fn_x2 (..., n) as float32 (..., 2 * n)."""
+    return decode_e2m1(unpack_e2m1(packed))

@@ -8,11 +8,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...boundary import E8M0, Float4e2m1x2, Layout, boundary
-from ...ops.scale_layout.reference import unswizzle_128x4
-from .. import e2m1, e8m0
+from ...ops.scale_layout.reference import unswizzle
+from .. import e8m0
 from ..scale_factor import ScaleFactor
 from ..spec import Format, ScaleOrder, ScaleRounding, ScaleSpec
-from .base import MX_GROUP, NV_GROUP, ScaledRows, apply_groups, check_e8m0
+from .base import MX_GROUP, NV_GROUP, ScaledRows, apply_groups, check_e8m0, e2m1_values
 
 _MX: Final = ScaleSpec(torch.float8_e8m0fnu, (1, MX_GROUP), ScaleOrder.ROW_MAJOR, ScaleRounding.POWER_OF_TWO)
 _SWIZZLED: Final = ScaleSpec(torch.float8_e8m0fnu, (1, MX_GROUP), ScaleOrder.SWIZZLED_128X4, ScaleRounding.POWER_OF_TWO)
@@ -54,7 +54,7 @@ class MxFp8SwizzledRows(ScaledRows):
     @override
     def dequantize(self) -> Tensor:
         rows, hidden = self.data.shape
-        return apply_groups(self.data, e8m0.decode(unswizzle_128x4(self.scale, rows, hidden // MX_GROUP)), MX_GROUP)
+        return apply_groups(self.data, e8m0.decode(unswizzle(self.scale, rows, hidden // MX_GROUP)), MX_GROUP)
 
 
 @final
@@ -68,7 +68,7 @@ class MxFp4Rows(ScaledRows):
 
     @override
     def dequantize(self) -> Tensor:
-        return apply_groups(e2m1.decode(self.data), e8m0.decode(self.scale), MX_GROUP)
+        return apply_groups(e2m1_values(self.data), e8m0.decode(self.scale), MX_GROUP)
 
     def check_values(self) -> None:
         """Raise BoundaryError for a scale byte of 255, which is NaN."""
@@ -87,4 +87,4 @@ class NvFp4Rows(ScaledRows):
 
     @override
     def dequantize(self) -> Tensor:
-        return apply_groups(e2m1.decode(self.data), self.scale.to(torch.float32) * self.global_scale.factor, NV_GROUP)
+        return apply_groups(e2m1_values(self.data), self.scale.to(torch.float32) * self.global_scale.factor, NV_GROUP)

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from ...boundary import Layout, boundary
 from ...ops.scale_layout.reference import unpack_ue8m0
+from .. import e8m0
 from ..spec import Format, ScaleOrder, ScaleRounding, ScaleSpec
 from .base import BLOCK_128, ScaledRows, apply_groups, check_finite
 
@@ -156,4 +157,4 @@ class Fp8Block128PackedRows(ScaledRows):
 
     @override
     def dequantize(self) -> Tensor:
-        return apply_groups(self.data, unpack_ue8m0(self.scale, self.data.shape[1] // BLOCK_128), BLOCK_128)
+        return apply_groups(self.data, e8m0.decode(unpack_ue8m0(self.scale, self.data.shape[1] // BLOCK_128)), BLOCK_128)

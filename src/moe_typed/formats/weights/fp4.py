@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...boundary import E8M0, Float4e2m1x2, Layout, boundary
-from .. import e2m1, e8m0
-from ..payloads import MX_GROUP, NV_GROUP
+from .. import e8m0
+from ..payloads.base import MX_GROUP, NV_GROUP, e2m1_values
 from ..spec import Format, ScaleOrder, ScaleRounding, ScaleSpec
 from .base import O_co, ScaledExpertWeights, Shard, apply_blocks
 
@@ -46,11 +46,11 @@ class MxFp4ExpertWeights(Fp4ExpertWeights[O_co]):
 
     @override
     def dequantize_w13(self, expert: int) -> Tensor:
-        return apply_blocks(e2m1.decode(self.w13[expert]), e8m0.decode(self.w13_scale[expert]), 1, MX_GROUP)
+        return apply_blocks(e2m1_values(self.w13[expert]), e8m0.decode(self.w13_scale[expert]), 1, MX_GROUP)
 
     @override
     def dequantize_w2(self, expert: int) -> Tensor:
-        return apply_blocks(e2m1.decode(self.w2[expert]), e8m0.decode(self.w2_scale[expert]), 1, MX_GROUP)
+        return apply_blocks(e2m1_values(self.w2[expert]), e8m0.decode(self.w2_scale[expert]), 1, MX_GROUP)
 
 
 @final
@@ -75,11 +75,11 @@ class NvFp4ExpertWeights(Fp4ExpertWeights[O_co]):
 
     @override
     def dequantize_w13(self, expert: int) -> Tensor:
-        joined = apply_blocks(e2m1.decode(self.w13[expert]), self.w13_scale[expert].to(torch.float32), 1, NV_GROUP)
+        joined = apply_blocks(e2m1_values(self.w13[expert]), self.w13_scale[expert].to(torch.float32), 1, NV_GROUP)
         gate, up = self.order.split(joined, 0)
         return self.order.join(gate * self.w13_global[expert, 0], up * self.w13_global[expert, 1], 0)
 
     @override
     def dequantize_w2(self, expert: int) -> Tensor:
-        values = apply_blocks(e2m1.decode(self.w2[expert]), self.w2_scale[expert].to(torch.float32), 1, NV_GROUP)
+        values = apply_blocks(e2m1_values(self.w2[expert]), self.w2_scale[expert].to(torch.float32), 1, NV_GROUP)
         return values * self.w2_global[expert]
