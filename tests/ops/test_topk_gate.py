@@ -76,9 +76,7 @@ def test_every_dtype_with_and_without_ties(device: str, dtype: torch.dtype, ties
 @pytest.mark.parametrize("group_score", GROUP_SCORES)
 @pytest.mark.parametrize(("experts", "num_groups", "topk_group", "k"), [(256, 8, 4, 8), (264, 8, 3, 8), (12, 4, 2, 3), (60, 12, 5, 6), (6, 6, 3, 3)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_groups(
-    device: str, experts: int, num_groups: int, topk_group: int, k: int, group_score: Literal["max", "top2_sum"], biased: bool
-) -> None:
+def test_groups(device: str, experts: int, num_groups: int, topk_group: int, k: int, group_score: Literal["max", "top2_sum"], biased: bool) -> None:
     rows = 3 if device == "cpu" else 300
     bias = random_bias(experts, device) if biased else None
     for score in SCORES if device == "cuda" else SCORES[1:2]:
