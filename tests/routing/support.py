@@ -8,6 +8,10 @@ from moe_typed.routing import Ids, PaddedPhysicalIds, RoutedScaling, in_order
 
 NAN = float("nan")
 
+# All bfloat16 numbers with magnitudes from 1/8 up to 8: float16 and float32 hold the same.
+_MAGNITUDES = torch.arange(0x3E00, 0x4100, dtype=torch.int16).view(torch.bfloat16)
+_NUMBERS = torch.cat((_MAGNITUDES, -_MAGNITUDES)).float()
+
 
 def ids(*rows: list[int]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int32)
@@ -37,6 +41,12 @@ def physical(topk_ids: Tensor, slots: int, live: int | DeviceCount | None = None
 
 def random(rows: int, k: int, experts: int, *, seed: int = 0, lowest: int = -1) -> Tensor:
     return torch.randint(lowest, experts, (rows, k), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+
+
+def distinct(rows: int, experts: int, seed: int = 0) -> Tensor:
+    """Return logits that differ within each row in every dtype, so that the choice is not a matter of rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    return _NUMBERS[torch.rand(rows, len(_NUMBERS), generator=generator).argsort(1)[:, :experts]]
 
 
 def pending(routing: Routing[LogicalIds, Settled], factor: float) -> Routing[LogicalIds, Pending]:
