@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType, TracebackType
-from typing import Final, Self, final
+from typing import TYPE_CHECKING, Final, Self, final
 
 import attrs
 import torch
