@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moe_typed import BoundaryError, DeviceCount, LogicalIds, PhysicalIds, SoftmaxTopK, debug
+from moe_typed import BoundaryError, DeviceCount, LogicalIds, PhysicalIds, Settled, SoftmaxTopK, debug
 from moe_typed.routing import (
     BalancedPlacement,
     HashedPlacement,
@@ -189,7 +189,7 @@ def test_copies_of_other_experts_raise() -> None:
 
 
 def test_in_order_moves_nothing() -> None:
-    routing = append_shared(logical(ids([0, -1]), 4), SharedSlots(1, logical(ids(), 1).scaling))
+    routing = append_shared(logical(ids([0, -1]), 4), SharedSlots(1, Settled()))
     placed = in_order(routing)
     assert placed.topk_ids is routing.topk_ids
     assert placed.topk_weights is routing.topk_weights

@@ -182,7 +182,8 @@ def test_two_equal_scores_count_twice_in_their_group() -> None:
 def test_a_nan_ranks_last_and_stays_in_its_row(rule: Selection[RoutedScaling]) -> None:
     given = distinct(4, 8)
     given[1, 5] = given[2] = NAN
-    routing, without = rule.route(given), rule.route(given.nan_to_num(nan=-math.inf))
+    with debug("layout"):
+        routing, without = rule.route(given), rule.route(given.nan_to_num(nan=-math.inf))
     others = torch.tensor([0, 1, 3])
     assert torch.equal(routing.topk_ids[others], without.topk_ids[others])
     torch.testing.assert_close(routing.topk_weights[others], without.topk_weights[others], rtol=1e-6, atol=0)
