@@ -63,6 +63,21 @@ def test_the_kernel_agrees_with_the_reference(device: str, score: Score, rows: i
 
 @devices
 @IMPLEMENTATIONS
+def test_a_token_that_the_table_does_not_hold_goes_nowhere(device: str, gate: Gate) -> None:
+    logits, table, tokens = problem(6, 16, 2, device)
+    expected = gate(logits, table, tokens, "softmax", True, 1.0)
+    tokens[1], tokens[4] = -1, table.shape[0]
+    ids, weights = gate(logits, table, tokens, "softmax", True, 1.0)
+    for row in (1, 4):
+        assert ints(ids[row]) == [-1, -1]
+        assert not bool(weights[row].any())
+    for row in (0, 2, 3, 5):
+        assert torch.equal(ids[row], expected[0][row])
+        assert torch.equal(weights[row], expected[1][row])
+
+
+@devices
+@IMPLEMENTATIONS
 @pytest.mark.parametrize("count", [0, 4, 7])
 def test_padded_rows_go_nowhere_whatever_their_token_is(device: str, gate: Gate, count: int) -> None:
     logits, table, tokens = problem(6, 16, 2, device)

@@ -155,7 +155,7 @@ def fail(cls: type, name: str, reason: str, values: tuple[object, ...], hint: st
     Dynamo shows the arguments of a builtin exception in its own error; those of another class it loses before torch 2.13.
     """
     if torch.compiler.is_compiling():
-        raise TypeError(f"{cls.__qualname__}.{name}: {reason}")
+        raise TypeError(f"BoundaryError: {cls.__qualname__}.{name}: {reason}")
     raise explain(cls, name, reason, values, hint)
 
 

@@ -1,6 +1,7 @@
 """The kernels of routing: the functions and rules of this room in one launch each. Importing this imports Triton.
 
-Every function here does what its namesake without Triton does: the same ids, the same weights to the last bits of float32.
+Every function here does what its namesake without Triton does. Weights agree to the last bits of float32; ids agree too, but where two experts'
+scores lie so close that the last bits decide between them.
 """
 
 from typing import Generic, TypeVar, final

@@ -14,12 +14,12 @@ def hash_gate(
 
     ``logits``: floating (rows, experts). ``table``: int32 (vocabulary, k). ``token_ids``: int32 or int64 (rows,). ``renormalize`` divides a row's
     weights by their sum + 1e-20, and ``factor`` multiplies them after that. ``live``: int32 (1,), the leading rows that count, None for all; the
-    rest get ids -1 and weights 0, whatever their token is.
+    rest get ids -1 and weights 0, whatever their token is, and so does a row whose token the table does not hold.
     """
-    is_live = torch.ones_like(token_ids, dtype=torch.bool)
+    goes = (token_ids >= 0) & (token_ids < table.shape[0])
     if live is not None:
-        is_live = torch.arange(token_ids.shape[0], device=token_ids.device) < live
-    ids = table[torch.where(is_live, token_ids, 0)]
+        goes = goes & (torch.arange(token_ids.shape[0], device=token_ids.device) < live)
+    ids = table[torch.where(goes, token_ids, 0)]
     weights = scores.score(logits.to(torch.float32), score).gather(1, ids.long())
     weights = (scores.renormalize(weights) if renormalize else weights) * factor
-    return torch.where(is_live.unsqueeze(1), ids, -1), torch.where(is_live.unsqueeze(1), weights, 0.0)
+    return torch.where(goes.unsqueeze(1), ids, -1), torch.where(goes.unsqueeze(1), weights, 0.0)

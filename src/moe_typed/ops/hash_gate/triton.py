@@ -43,17 +43,20 @@ def _hash_gate(
     renormalize: bool,
     factor: float,
 ) -> None:
-    constants = _constants(*logits.stride(), token_ids.stride(0), logits.shape[1], ids.shape[1], score, renormalize)
+    constants = _constants(*logits.stride(), token_ids.stride(0), *table.shape, logits.shape[1], score, renormalize)
     rows = logits.shape[0]
     _hash(triton.cdiv(rows, constants["ROWS"]), (logits, table, token_ids, live, ids, weights), (rows, factor), constants, num_warps=1)
 
 
 @cache
-def _constants(stride: int, column_stride: int, token_stride: int, experts: int, k: int, score: str, renormalize: bool) -> dict[str, int]:
+def _constants(
+    stride: int, column_stride: int, token_stride: int, vocabulary: int, k: int, experts: int, score: str, renormalize: bool
+) -> dict[str, int]:
     return {
         "STRIDE": stride,
         "COLUMN_STRIDE": column_stride,
         "TOKEN_STRIDE": token_stride,
+        "VOCABULARY": vocabulary,
         "EXPERTS": experts,
         "K": k,
         "SOFTMAX": score == "softmax",
@@ -79,6 +82,7 @@ def _hash(
     STRIDE: tl.constexpr,
     COLUMN_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
+    VOCABULARY: tl.constexpr,
     EXPERTS: tl.constexpr,
     K: tl.constexpr,
     SOFTMAX: tl.constexpr,
@@ -94,8 +98,9 @@ def _hash(
     if live_ptr is not None:
         is_live = exists & (row < tl.load(live_ptr))
     column = tl.arange(0, K_PADDED)[None, :]
-    chosen = is_live[:, None] & (column < K)
     token = tl.load(token_ids_ptr + row * TOKEN_STRIDE, mask=is_live, other=0).to(tl.int64)
+    goes = is_live & (token >= 0) & (token < VOCABULARY)
+    chosen = goes[:, None] & (column < K)
     ids = tl.load(table_ptr + token[:, None] * K + column, mask=chosen, other=-1)
     row_ptr = (logits_ptr + row * STRIDE)[:, None]
     logits = tl.load(row_ptr + ids * COLUMN_STRIDE, mask=chosen, other=0.0).to(tl.float32)
@@ -110,5 +115,5 @@ def _hash(
         weights = renormalize(tl.where(column < K, weights, 0.0))
     out = row[:, None] * K + column
     mask = exists[:, None] & (column < K)
-    tl.store(ids_ptr + out, tl.where(is_live[:, None], ids, -1), mask=mask)
-    tl.store(weights_ptr + out, tl.where(is_live[:, None], weights * factor, 0.0), mask=mask)
+    tl.store(ids_ptr + out, ids, mask=mask)
+    tl.store(weights_ptr + out, tl.where(goes[:, None], weights * factor, 0.0), mask=mask)
