@@ -85,7 +85,7 @@ def bench(session: nox.Session) -> None:
     has_gpu = any(Path("/dev").glob("nvidia[0-9]*"))
     for script in sorted(Path("benchmarks").glob("[!_]*.py")):
         if has_gpu or not script.stem.endswith("_cuda"):
-            python(session, str(script), *session.posargs)
+            python(session, "-m", f"benchmarks.{script.stem}", *session.posargs)
         else:
             session.log(f"{script} needs a GPU")
 

@@ -9,11 +9,15 @@ from moe_typed.capture import trace
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_trace_returns_the_output_of_the_layer(rows: int) -> None:
-    torch.manual_seed(0)
-    weights = Bf16ExpertWeights(torch.randn(4, 128, 64).to(torch.bfloat16), torch.randn(4, 64, 64).to(torch.bfloat16), GateUp)
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    weights = Bf16ExpertWeights(random(4, 128, 64).to(torch.bfloat16), random(4, 64, 64).to(torch.bfloat16), GateUp)
     layer = StandardDispatcher(quantize_mxfp8).then(Experts(prepare_reference(weights)).accepting(upscale_bf16))
-    batch = Bf16Rows(torch.randn(rows, 64).to(torch.bfloat16))
-    routing = SoftmaxTopK(2, renormalize=True).route(torch.randn(rows, 4))
+    batch = Bf16Rows(random(rows, 64).to(torch.bfloat16))
+    routing = SoftmaxTopK(2, renormalize=True).route(random(rows, 4))
 
     traced = trace(layer, batch, routing)
 

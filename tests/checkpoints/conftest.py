@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from moe_typed import (
@@ -24,9 +25,8 @@ from moe_typed.checkpoints import LayerWeights
 from moe_typed.formats import AnyDenseRows
 from moe_typed.runners import PreparedWeights, ReferenceRunner
 
-# Imported by name: neither library is typed as strictly as this one.
+# Imported by name: it is not typed as strictly as this project.
 _transformers = importlib.import_module("transformers")
-_safetensors = importlib.import_module("safetensors.torch")
 
 HIDDEN = 64
 
@@ -157,10 +157,8 @@ def edit_tensors() -> Callable[..., None]:
     """Change the tensors of model.safetensors: ``(directory, change)``."""
 
     def edit(directory: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-        tensors: dict[str, Tensor] = _safetensors.load_file(directory / "model.safetensors")
+        tensors = load_file(directory / "model.safetensors")
         change(tensors)
-        _safetensors.save_file(
-            {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}, directory / "model.safetensors"
-        )
+        save_file({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}, directory / "model.safetensors")
 
     return edit

@@ -1,7 +1,13 @@
 """The devices that kernels are tested on (the GPU where there is one, else Triton's interpreter), and tensors as lists."""
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import pytest
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _HAS_CUDA = torch.cuda.is_available()
 
@@ -23,6 +29,16 @@ def ints(tensor: torch.Tensor) -> list[int]:
     return [int(value) for value in tensor.cpu().unbind()]
 
 
+def int_rows(tensor: torch.Tensor) -> list[list[int]]:
+    """Return a matrix as a list of rows."""
+    return [ints(row) for row in tensor.unbind()]
+
+
 def floats(tensor: torch.Tensor) -> list[float]:
     """Return a vector as a list."""
     return [float(value) for value in tensor.cpu().unbind()]
+
+
+def in_one_graph(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function as torch.compile traces it, without a break; Triton's interpreter runs under it, too."""
+    return torch.compile(function, fullgraph=True, backend="aot_eager")  # pyright: ignore[reportUnknownMemberType]

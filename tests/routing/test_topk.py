@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import DeviceCount, GroupedTopK, LogicalIds, Pending, Routing, Settled, SoftmaxTopK, TopKSoftmax, debug
-from moe_typed.routing import RoutedScaling, Selection
+from moe_typed import DeviceCount, GroupedTopK, LogicalIds, Pending, Routing, ScoredTopK, Settled, SoftmaxTopK, TopKSoftmax, debug
+from moe_typed.routing import HashTopK, RoutedScaling, Selection
+from tests.routing.support import distinct
 
 
 def logits(rows: int, experts: int, seed: int = 0) -> Tensor:
@@ -113,8 +114,8 @@ def test_grouped_sigmoid(experts: int, k: int, groups: int, kept: int, shift: fl
 # ---- published routers -----------------------------------------------------------------------------------------------------------------
 
 
-def published(module: str, name: str, **config: object) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return (weights, ids) of a router of transformers whose logits are its input."""
+def published(module: str, name: str, **config: object) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return (weights, ids) of a router of transformers whose logits are its first input."""
     pytest.importorskip("transformers")
     router_class = vars(importlib.import_module(f"transformers.models.{module}.modeling_{module}"))[name]
     router = cast("torch.nn.Module", router_class(SimpleNamespace(**config)))
@@ -122,24 +123,32 @@ def published(module: str, name: str, **config: object) -> Callable[[Tensor], tu
         if key == "weight":
             torch.nn.init.eye_(parameter)
 
-    def route(given: Tensor) -> tuple[Tensor, Tensor]:
-        if "bias" in config:
-            vars(router)["_buffers"]["e_score_correction_bias"].copy_(config["bias"])
+    def route(given: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+        for parameter in router.parameters():
+            parameter.data = parameter.data.to(given.dtype)
+        for key, buffer in (("bias", "e_score_correction_bias"), ("table", "tid2eid")):
+            if key in config:
+                router.get_buffer(buffer).copy_(cast("Tensor", config[key]))
         with torch.no_grad():
-            _, weights, ids = router(given)
+            _, weights, ids = router(given, *more)
         return weights, ids
 
     return route
 
 
-def same_routes(routing: Routing[LogicalIds, RoutedScaling], weights: Tensor, ids: Tensor, factor: float = 1.0) -> None:
+def same_routes(routing: Routing[LogicalIds, RoutedScaling], weights: Tensor, ids: Tensor, factor: float = 1.0, rtol: float = 1e-5) -> None:
     """Compare routes by expert: some published routers leave their order open."""
     mine, theirs = routing.topk_ids.long().argsort(1), ids.argsort(1)
     assert torch.equal(routing.topk_ids.long().gather(1, mine), ids.gather(1, theirs))
-    torch.testing.assert_close(routing.topk_weights.gather(1, mine) * factor, weights.gather(1, theirs).float(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(routing.topk_weights.gather(1, mine) * factor, weights.gather(1, theirs).float(), rtol=rtol, atol=1e-7)
 
 
-SIZES = {"num_experts": 16, "num_local_experts": 16, "hidden_size": 16, "num_experts_per_tok": 4}
+def many(experts: int, k: int) -> dict[str, int]:
+    return {"num_experts": experts, "num_local_experts": experts, "hidden_size": experts, "num_experts_per_tok": k}
+
+
+SIZES = many(16, 4)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -160,6 +169,9 @@ def test_published_softmax_routers(module: str, name: str, rule: Selection[Settl
     routing = rule.route(given)
     assert torch.equal(routing.topk_ids.long(), ids)
     same_routes(routing, weights, ids)
+    for dtype, rounding in ((torch.bfloat16, 2**-8), (torch.float16, 2**-11)):  # some weigh in the dtype of the logits
+        given = distinct(32, 16, seed).to(dtype)
+        same_routes(rule.route(given), *published(module, name, **SIZES, **config)(given), rtol=3 * rounding)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -183,6 +195,51 @@ def test_the_published_deepseek_v3_router(groups: int, kept: int, shift: float, 
     same_routes(GroupedTopK(4, "sigmoid", groups, kept, "top2_sum", renormalize, Pending(2.5), bias).route(given), weights, ids, factor=2.5)
 
 
+@DTYPES
+@pytest.mark.parametrize(("module", "name"), [("deepseek_v3", "DeepseekV3TopkRouter"), ("glm4_moe", "Glm4MoeTopkRouter")])
+def test_published_grouped_routers_with_a_folded_factor(module: str, name: str, dtype: torch.dtype) -> None:
+    given, bias = distinct(32, 96).to(dtype), logits(1, 96, 1)[0] / 3
+    groups = {"n_group": 8, "topk_group": 3, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+    weights, ids = published(module, name, **many(96, 12), **groups, bias=bias)(given)
+    same_routes(GroupedTopK(12, "sigmoid", 8, 3, "top2_sum", True, Settled(2.5), bias).route(given), weights, ids)
+
+
+@DTYPES
+def test_the_published_deepseek_v2_router(dtype: torch.dtype) -> None:
+    given = distinct(32, 160).to(dtype)
+    config = {**many(160, 6), "n_group": 8, "topk_group": 3, "routed_scaling_factor": 16.0}
+    weights, ids = published("deepseek_v2", "DeepseekV2TopkRouter", **config, topk_method="group_limited_greedy")(given)
+    same_routes(GroupedTopK(6, "softmax", 8, 3, "max", False, Settled(16.0)).route(given), weights, ids)
+    weights, ids = published("deepseek_v2", "DeepseekV2TopkRouter", **config, topk_method="greedy")(given)
+    same_routes(ScoredTopK(6, "softmax", False, Settled(16.0)).route(given), weights, ids)
+
+
+def test_the_published_deepseek_v4_routers() -> None:
+    given, bias = distinct(32, 384), logits(1, 384, 1)[0] / 3
+    config = {**many(384, 6), "scoring_func": "sqrtsoftplus", "routed_scaling_factor": 1.5}
+    weights, ids = published("deepseek_v4", "DeepseekV4TopKRouter", **config, bias=bias)(given)
+    same_routes(ScoredTopK(6, "sqrt_softplus", True, Settled(1.5), bias).route(given), weights, ids)
+
+    table = torch.stack([torch.randperm(384, generator=torch.Generator().manual_seed(token))[:6] for token in range(50)])
+    tokens = torch.arange(32) * 7 % 50
+    weights, ids = published("deepseek_v4", "DeepseekV4HashRouter", **config, vocab_size=50, table=table)(given, tokens)
+    same_routes(HashTopK(table.to(torch.int32), "sqrt_softplus", True, Settled(1.5)).route(given, tokens), weights, ids)
+
+
+@DTYPES
+def test_the_published_llama_4_router(dtype: torch.dtype) -> None:
+    pytest.importorskip("transformers")
+    router_class = vars(importlib.import_module("transformers.models.llama4.modeling_llama4"))["Llama4Router"]
+    router = cast("torch.nn.Linear", router_class(SimpleNamespace(**many(16, 1))))
+    torch.nn.init.eye_(router.weight)
+    given = distinct(32, 16).to(dtype)
+    with torch.no_grad():
+        scores, _ = cast("tuple[Tensor, Tensor]", router.to(dtype)(given))
+    routing = ScoredTopK(1, "sigmoid", False, Settled()).route(given)
+    found = torch.zeros(32, 16).scatter(1, routing.topk_ids.long(), routing.topk_weights)
+    assert torch.equal(found.to(dtype), scores)
+
+
 # ---- ties, sizes, refusals -----------------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +260,7 @@ def test_ties_go_to_the_lowest_id(rule: Selection[RoutedScaling]) -> None:
 def test_ties_among_many_equal_scores() -> None:
     scores = torch.zeros(4, 4096)
     scores[:, 4000] = 1
-    assert TopKSoftmax(3).route(scores).topk_ids.tolist() == [[4000, 0, 1]] * 4
+    assert torch.equal(TopKSoftmax(3).route(scores).topk_ids, torch.tensor([[4000, 0, 1]] * 4, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -150,9 +150,12 @@ def deep(value: object) -> None:
 
 
 def fail(cls: type, name: str, reason: str, values: tuple[object, ...], hint: str) -> None:
-    """Raise the BoundaryError of a generated check; while dynamo traces, with the reason alone."""
+    """Raise the BoundaryError of a generated check; while dynamo traces, a TypeError with the reason alone.
+
+    Dynamo shows the arguments of a builtin exception in its own error; those of another class it loses before torch 2.13.
+    """
     if torch.compiler.is_compiling():
-        raise BoundaryError(f"{cls.__qualname__}.{name}: {reason}")
+        raise TypeError(f"BoundaryError: {cls.__qualname__}.{name}: {reason}")
     raise explain(cls, name, reason, values, hint)
 
 

@@ -1,10 +1,10 @@
 """Where the tensors of a checkpoint are, and how to read them: headers first, data when it is asked for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType, TracebackType
-from typing import Final, Protocol, Self, cast, final
+from typing import TYPE_CHECKING, Final, Self, final
 
 import attrs
 import torch
@@ -14,6 +14,9 @@ from typing_extensions import override
 
 from .documents import Section, read_object
 from .errors import CheckpointError
+
+if TYPE_CHECKING:
+    from safetensors import PySafeSlice
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -31,30 +34,13 @@ DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
 )
 
 
-class _Slice(Protocol):
-    def get_dtype(self) -> str: ...
-    def get_shape(self) -> list[int]: ...
-    def __getitem__(self, index: int | slice, /) -> Tensor: ...
-
-
-class _File(Protocol):
-    def __enter__(self) -> Self: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /) -> bool | None: ...
-    def keys(self) -> list[str]: ...
-    def get_slice(self, name: str, /) -> _Slice: ...
-
-
-# The stubs of safetensors leave its functions untyped.
-_open_file = cast("Callable[[Path, str], _File]", safe_open)
-
-
-def _open(file: Path) -> _File:
+def _open(file: Path) -> safe_open:
     """Open one safetensors file; its header is checked against its length. Raises: CheckpointError."""
     if not file.is_file():
         state = "is not a file" if file.exists() else "is missing"
         raise CheckpointError(state, file=file, expected="a safetensors file", hint="download or copy the checkpoint again")
     try:
-        return _open_file(file, "pt")
+        return safe_open(file, "pt")
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"is not a valid safetensors file: {error}", file=file, got=f"{file.stat().st_size} bytes", hint="download or copy the file again"
@@ -95,7 +81,7 @@ class TensorReader:
 
     def __init__(self, index: TensorIndex) -> None:
         self._index = index
-        self._files: dict[Path, _File] = {}
+        self._files: dict[Path, safe_open] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -118,7 +104,7 @@ class TensorReader:
         except (SafetensorError, OSError, IndexError, RuntimeError) as error:
             raise CheckpointError(f"cannot be read: {error}", file=self._index.files[name], subject=name) from error
 
-    def _slice(self, name: str) -> _Slice:
+    def _slice(self, name: str) -> "PySafeSlice":
         file = self._index.files.get(name)
         if file is None:
             raise CheckpointError("the tensor is missing", file=self._index.source, subject=name)

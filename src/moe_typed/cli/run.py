@@ -1,7 +1,7 @@
 """``moe-typed run``: one MoE layer of a checkpoint, through the typed pipeline, against the float32 reference."""
 
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from rich.console import Console
@@ -11,12 +11,16 @@ from torch import Tensor
 from ..capture import Trace, timed, trace
 from ..checkpoints import Checkpoint, LayerWeights, open_checkpoint
 from ..checkpoints import Progress as LoadProgress
-from ..formats import Bf16Rows, Fp16Rows, Fp32Rows
+from ..dispatchers import MoELayer
+from ..formats import Bf16Rows, Fp16Rows, Fp32Rows, Payload
 from ..plan import MoEProblem, PlanReport, build_layer, plan, probe_environment, relative_error, tolerance
 from ..routing import LogicalIds, Routing, localize
 from ..runners import reference_experts
+from ..stages import StandardCombineInput
 from .options import Request, RunOptions
 from .render import print_crossings, print_plan, print_times
+
+M = TypeVar("M", Bf16Rows, Fp16Rows, Fp32Rows)
 
 _ROWS: Final[dict[torch.dtype, type[Bf16Rows] | type[Fp16Rows] | type[Fp32Rows]]] = {
     torch.bfloat16: Bf16Rows,
@@ -67,11 +71,17 @@ def _reference(weights: LayerWeights, hidden_states: Tensor, routing: Routing[Lo
 def _trace_layer(report: PlanReport, weights: LayerWeights, hidden_states: Tensor, routing: Routing[LogicalIds]) -> Trace:
     match _ROWS[weights.model_dtype](hidden_states):
         case Bf16Rows() as rows:
-            return trace(build_layer(report, Bf16Rows, weights.experts, weights.activation), rows, routing)
+            return _trace_warm(build_layer(report, Bf16Rows, weights.experts, weights.activation), rows, routing)
         case Fp16Rows() as rows:
-            return trace(build_layer(report, Fp16Rows, weights.experts, weights.activation), rows, routing)
+            return _trace_warm(build_layer(report, Fp16Rows, weights.experts, weights.activation), rows, routing)
         case Fp32Rows() as rows:
-            return trace(build_layer(report, Fp32Rows, weights.experts, weights.activation), rows, routing)
+            return _trace_warm(build_layer(report, Fp32Rows, weights.experts, weights.activation), rows, routing)
+
+
+def _trace_warm(layer: MoELayer[M, Payload, StandardCombineInput], rows: M, routing: Routing[LogicalIds]) -> Trace:
+    """Trace the second call: the first compiles kernels and allocates."""
+    layer(rows, routing)
+    return trace(layer, rows, routing)
 
 
 def run_layer(weights: LayerWeights, options: RunOptions, console: Console) -> bool:
@@ -86,6 +96,7 @@ def run_layer(weights: LayerWeights, options: RunOptions, console: Console) -> b
     report = plan(problem_of(weights, options.tokens, options.request), probe_environment(device))
     print_plan(console, report)
 
+    weights.route(hidden_states)  # the first call allocates
     routing, seconds = timed(device, weights.route, hidden_states)
     times = [("route", seconds)]
     traced = _trace_layer(report, weights, hidden_states, routing)

@@ -1,5 +1,6 @@
 """How far a planned layer may be from the float32 reference: by the formats that its values pass through, not by what happens to come out."""
 
+import math
 from typing import Final
 
 import torch
@@ -28,9 +29,13 @@ def tolerance(report: PlanReport) -> float:
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """Return |got - expected| / |expected| in Frobenius norms; 0 for empty tensors, infinity where exactly one of them is not finite."""
-    difference = (got.to(torch.float32) - expected.to(torch.float32)).norm().item()
-    size = expected.to(torch.float32).norm().item()
+    difference = _norm(got.to(torch.float32) - expected.to(torch.float32))
+    size = _norm(expected.to(torch.float32))
     if difference == 0.0:
         return 0.0
     ratio = difference / size if size else float("inf")
-    return ratio if ratio == ratio else float("inf")
+    return float("inf") if math.isnan(ratio) else ratio
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(tensor.square().sum().sqrt())

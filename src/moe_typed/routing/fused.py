@@ -1,14 +1,15 @@
 """The kernels of routing: the functions and rules of this room in one launch each. Importing this imports Triton.
 
-Every function here does what its namesake without Triton does: the same ids, the same weights to the last bits of float32.
+Every function here does what its namesake without Triton does. Weights agree to the last bits of float32; ids agree too, but where two experts'
+scores lie so close that the last bits decide between them.
 """
 
 from typing import Generic, TypeVar, final
 
-import attrs
 from torch import Tensor
 from typing_extensions import override
 
+from ..boundary import boundary
 from ..ops.hash_gate.triton import hash_gate
 from ..ops.padded_rows.triton import fill_padded_rows
 from ..ops.shared_slots import triton as shared_slots
@@ -25,7 +26,7 @@ S_co = TypeVar("S_co", bound=RoutedScaling, covariant=True)
 
 
 @final
-@attrs.frozen(eq=False)
+@boundary
 class FusedRouter(Router[S_co]):
     """A selection rule in one kernel."""
 
@@ -37,7 +38,7 @@ class FusedRouter(Router[S_co]):
 
 
 @final
-@attrs.frozen(eq=False)
+@boundary
 class FusedHashRouter(Generic[S_co]):
     """A hash rule in one kernel."""
 

@@ -10,6 +10,7 @@ from ..ops.padded_rows import reference
 from .ids import Ids
 from .routing import DeviceCount, Routing
 from .scaling import RoutedScaling
+from .topk import live_tensor
 
 I = TypeVar("I", bound=Ids)  # noqa: E741  the id space, as everywhere
 S = TypeVar("S", bound=RoutedScaling)
@@ -32,5 +33,7 @@ def mask_with(function: Fill, routing: Routing[I, S], count: Tensor) -> Routing[
     sentinel = routing.space.sentinel(routing.num_experts)
     if sentinel is None:
         raise ValueError(f"{routing.space.title} ids have no sentinel for rows that go nowhere; mask the rows before the ids become such")
+    live = live_tensor(routing.live, routing.topk_ids)
+    count = count.view(1) if live is None else torch.minimum(count.view(1), live)  # what was padding already stays padding
     ids, weights = function(routing.topk_ids, routing.topk_weights, count, sentinel)
-    return routing.limited(ids, weights, DeviceCount(count.view(1).to(torch.int32)))
+    return routing.limited(ids, weights, DeviceCount(count.to(torch.int32)))

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ..boundary import boundary, value_error
 from .ids import LogicalIds, PaddedPhysicalIds, PhysicalIds
-from .routing import Routing
+from .routing import Routing, live_mask
 from .scaling import RoutedScaling
 
 S = TypeVar("S", bound=RoutedScaling)
@@ -31,7 +31,7 @@ class Placement(ABC):
 
     @abstractmethod
     def slots_of(self, topk_ids: Tensor) -> Tensor:
-        """Return int32 (rows, k): the slot of each route; ``topk_ids`` holds int32 logical ids, none of them -1."""
+        """Return int32 (rows, k): the slot of each route. ``topk_ids``: int32 logical ids, -1 for a route that goes nowhere; its slot is ignored."""
 
     @property
     @abstractmethod
@@ -39,14 +39,14 @@ class Placement(ABC):
         """Return how many logical experts are placed."""
 
     def place(self, routing: Routing[LogicalIds, S]) -> Routing[PaddedPhysicalIds, S]:
-        """Return the routing over slots. A route that goes nowhere (-1) still does, with weight 0.
+        """Return the routing over slots. A route that goes nowhere still does, with -1 and weight 0: so do all of a padding row.
 
         Raises: ValueError when the routing is over another number of experts.
         """
         if routing.num_experts != self.num_experts:
             raise ValueError(f"the placement holds {self.num_experts} experts, but the routing is over {routing.num_experts}")
-        nowhere = routing.topk_ids < 0
-        slots = self.slots_of(routing.topk_ids.clamp(min=0))
+        nowhere = _nowhere(routing)
+        slots = self.slots_of(torch.where(nowhere, -1, routing.topk_ids))
         weights = torch.where(nowhere, 0.0, routing.topk_weights)
         return routing.moved(torch.where(nowhere, -1, slots), weights, PaddedPhysicalIds, self.num_slots)
 
@@ -69,7 +69,7 @@ class StaticPlacement(Placement):
         return self.slots[topk_ids]
 
     def check_values(self) -> None:
-        """Raise BoundaryError for a slot that is not one of the slots."""
+        """Raise BoundaryError for a slot that is not one of the slots, or is the slot of two experts."""
         _check_slots(self, "slots", self.slots, self.num_slots)
 
 
@@ -96,7 +96,7 @@ class CopiedPlacement(Placement):
         return self.slots[topk_ids, self._turns(topk_ids) % self.copies[topk_ids]]
 
     def check_values(self) -> None:
-        """Raise BoundaryError for an expert without a copy, or a slot that is not one of the slots."""
+        """Raise BoundaryError for an expert without a copy, or a slot that is not one of the slots, or holds two copies."""
         if bool((self.copies < 1).any()) or bool((self.copies > self.slots.shape[1]).any()):
             raise value_error(self, "copies", f"holds a count outside 1..{self.slots.shape[1]}")
         counted = torch.arange(self.slots.shape[1], device=self.slots.device) < self.copies.unsqueeze(1)
@@ -141,6 +141,12 @@ class BalancedPlacement(CopiedPlacement):
 def _check_slots(placement: Placement, name: str, slots: Tensor, num_slots: int) -> None:
     if slots.numel() and (int(slots.min()) < 0 or int(slots.max()) >= num_slots):
         raise value_error(placement, name, f"holds a slot outside 0..{num_slots - 1}")
+    if slots.numel() and int(torch.bincount(slots).max()) > 1:
+        raise value_error(placement, name, "holds a slot twice: a slot holds one expert")
+
+
+def _nowhere(routing: Routing[LogicalIds, S] | Routing[PaddedPhysicalIds, S]) -> Tensor:
+    return (routing.topk_ids < 0) | ~live_mask(routing)
 
 
 def in_order(routing: Routing[LogicalIds, S]) -> Routing[PaddedPhysicalIds, S]:
@@ -151,10 +157,10 @@ def in_order(routing: Routing[LogicalIds, S]) -> Routing[PaddedPhysicalIds, S]:
 def fill_nowhere(routing: Routing[PaddedPhysicalIds, S], slot: int = 0) -> Routing[PhysicalIds, S]:
     """Return the routing with every route that goes nowhere sent to ``slot`` with weight 0, for consumers that know no sentinel.
 
-    Such a route costs its share of dispatch and of the GEMMs. Raises: ValueError when there is no such slot.
+    Such a route, padding rows among them, costs its share of dispatch and of the GEMMs. Raises: ValueError when there is no such slot.
     """
     if not 0 <= slot < routing.num_experts:
         raise ValueError(f"slot {slot} is not one of the {routing.num_experts} slots")
-    nowhere = routing.topk_ids < 0
+    nowhere = _nowhere(routing)
     weights = torch.where(nowhere, 0.0, routing.topk_weights)
     return routing.moved(torch.where(nowhere, slot, routing.topk_ids), weights, PhysicalIds, routing.num_experts)

@@ -18,18 +18,18 @@ from .ids import Ids, LocalIds, LocalSinkIds
 from .routing import Routing, live_mask
 from .scaling import RoutedScaling
 
-I = TypeVar("I", bound=Ids)  # noqa: E741  the id space, as everywhere
-I_co = TypeVar("I_co", bound=Ids, covariant=True)
+# The id space, as everywhere. Masks and maps are invariant in it: a map of one space has no common base with a routing in another.
+I = TypeVar("I", bound=Ids)  # noqa: E741
 S = TypeVar("S", bound=RoutedScaling)
 
 
 @final
 @boundary
-class ExpertMask(Generic[I_co]):
+class ExpertMask(Generic[I]):
     """Mark the slots of this rank. ``mask``: int32 (slots,), 1 or 0. ``space``: the ids that index it."""
 
     mask: Int32[Tensor, " slots"]
-    space: type[I_co]
+    space: type[I]
 
     def check_values(self) -> None:
         """Raise BoundaryError for entries other than 0 and 1: such as those of a map."""
@@ -39,11 +39,11 @@ class ExpertMask(Generic[I_co]):
 
 @final
 @boundary
-class ExpertMap(Generic[I_co]):
+class ExpertMap(Generic[I]):
     """Number the slots of this rank. ``local``: int32 (slots,), 0 to ``num_local`` - 1 each once, or -1. ``space``: the ids that index it."""
 
     local: Int32[Tensor, " slots"]
-    space: type[I_co]
+    space: type[I]
     num_local: int
 
     def check_values(self) -> None:
@@ -105,8 +105,9 @@ def localize_by_map(routing: Routing[I, S], expert_map: ExpertMap[I]) -> Routing
         raise ValueError(
             f"the map is over {slots} {expert_map.space.title} slots, but the routing over {routing.num_experts} {routing.space.title} ones"
         )
-    local = expert_map.local[routing.topk_ids.clamp(0, max(slots - 1, 0))]
-    here = (routing.topk_ids >= 0) & (local >= 0) & live_mask(routing)
+    goes = (routing.topk_ids >= 0) & live_mask(routing)
+    local = expert_map.local[torch.where(goes, routing.topk_ids, 0)]
+    here = goes & (local >= 0)
     return routing.moved(torch.where(here, local, -1), torch.where(here, routing.topk_weights, 0.0), LocalIds, expert_map.num_local)
 
 

@@ -88,10 +88,11 @@ class Routing(Generic[I_co, S_co]):
         """Raise BoundaryError for a row that goes somewhere and lacks a shared id, or has one among its routed ids."""
         if not self.num_shared or self.first_shared is None:
             return
-        shared = torch.arange(self.first_shared, self.first_shared + self.num_shared, device=ids.device)
+        expected = range(self.first_shared, self.first_shared + self.num_shared)
+        shared = torch.tensor(expected, device=ids.device)
         goes = (ids >= 0).any(1, keepdim=True)
         if bool(((ids[:, routed:] != shared) & goes).any()):
-            raise value_error(self, "topk_ids", f"lacks a shared id in a row: its last {self.num_shared} columns must hold {shared.tolist()}")
+            raise value_error(self, "topk_ids", f"lacks a shared id in a row: its last {self.num_shared} columns must hold {[*expected]}")
         if bool(torch.isin(ids[:, :routed], shared).any()):
             raise value_error(self, "topk_ids", "holds a shared id twice in a row", "the router spends a column on it, and it is appended as well")
 

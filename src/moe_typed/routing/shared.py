@@ -96,5 +96,5 @@ def append_rank_with(function: AppendInterleaved, routing: Routing[PaddedPhysica
 def _check(routing: Routing[LogicalIds, S] | Routing[PaddedPhysicalIds, S], scaling: S) -> None:
     if routing.num_shared:
         raise ValueError(f"the routing has {routing.num_shared} shared columns already; they are appended once")
-    if routing.scaling.shared_weight != scaling.shared_weight:
+    if type(routing.scaling) is not type(scaling) or routing.scaling.shared_weight != scaling.shared_weight:
         raise ValueError(f"the slots were made for routings that are {scaling}, but this one is {routing.scaling}: its shared weight would be wrong")

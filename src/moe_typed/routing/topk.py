@@ -1,6 +1,7 @@
 """Selection rules: from router logits (rows, experts) to a Routing. All arithmetic is float32; among equals the lowest id goes first.
 
-A rule is frozen data, and its ``route`` is the reference, in torch operations on any device. ``fused.fuse(rule)`` is the same router in one kernel.
+A rule is frozen data, and its ``route`` is the reference, in torch operations on any device.
+``fused.FusedRouter(rule)`` is the same router in one kernel.
 """
 
 from abc import ABC, abstractmethod

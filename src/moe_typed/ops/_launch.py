@@ -1,0 +1,49 @@
+"""Launches without the work that Triton does before each: it looks at every argument to find the variant to run.
+
+That takes longer than a small kernel runs. A Launcher is told which arguments can make another variant, and when it has met them before, it calls the
+compiled kernel itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+from triton import JITFunction
+from triton.compiler import CompiledKernel
+
+_ALIGNMENT = 16  # bytes; Triton compiles another variant for a pointer that is no multiple of it
+
+
+@final
+class Launcher:
+    """A jitted kernel whose parameters are tensors, then scalars under ``do_not_specialize``, then constants."""
+
+    def __init__(self, kernel: "JITFunction[..., None]") -> None:
+        self._kernel = kernel
+        self._compiled: dict[tuple[object, ...], CompiledKernel] = {}
+
+    def __call__(
+        self, programs: int, tensors: Sequence[Tensor | None], scalars: Sequence[float], constants: Mapping[str, int], *, num_warps: int
+    ) -> None:
+        """Launch ``programs`` programs on the device of the tensors, the first of which is there. Integers fit 32 bits."""
+        device = -1
+        bits = 0
+        key: list[object] = [num_warps]
+        for tensor in tensors:
+            if tensor is None:
+                key.append(None)
+            else:
+                device = tensor.get_device()
+                bits |= tensor.data_ptr()
+                key.append(tensor.dtype)
+        variant = (device, bits % _ALIGNMENT == 0, *key, *constants.values())
+        with torch.cuda.device(device):  # Triton launches on the current device; for CPU tensors this does nothing
+            compiled = self._compiled.get(variant)
+            if compiled is not None:
+                compiled[programs, 1, 1](*tensors, *scalars, *constants.values())
+                return
+            compiled = self._kernel[programs,](*tensors, *scalars, **constants, num_warps=num_warps)
+            # Which of several pointers is not aligned makes different variants; those, and what is interpreted, stay Triton's to find.
+            if compiled is not None and variant[1]:
+                self._compiled[variant] = compiled

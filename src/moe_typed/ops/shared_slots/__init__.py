@@ -1,0 +1,1 @@
+"""Append the shared experts' columns to a routing, and move its ids into a numbering that leaves room for them."""

@@ -1,0 +1,1 @@
+"""The top-k gate: router logits to expert ids and weights, every rule in one kernel."""

@@ -1,0 +1,6 @@
+from os import PathLike
+
+from torch import Tensor
+
+def load_file(filename: str | PathLike[str], device: str | int = "cpu") -> dict[str, Tensor]: ...
+def save_file(tensors: dict[str, Tensor], filename: str | PathLike[str], metadata: dict[str, str] | None = None) -> None: ...

@@ -1,0 +1,4 @@
+from collections.abc import Callable
+
+class CompiledKernel:
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]: ...
