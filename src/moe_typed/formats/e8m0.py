@@ -6,22 +6,16 @@ There is no zero, no sign and no infinity: byte 0 is 2^-127, which float32 holds
 import torch
 from torch import Tensor
 
+from ..ops.minifloat.reference import decode_e8m0
+
 _NAN_BYTE = 255
 _EXPONENT_BITS = 23  # float32: the exponent field starts above 23 mantissa bits
 _TWO_TO_MINUS_127_BITS = 0x00400000
-_NAN_BITS = 0x7FC00000
 
 
 def decode(scale: Tensor) -> Tensor:
-    """Return e8m0 scales as float32.
-
-    ``scale``: float8_e8m0fnu, any shape. Done on the bits, since a cast on a device that flushes subnormals would turn byte 0 into zero.
-    """
-    exponent = scale.view(torch.uint8).to(torch.int32)
-    bits = exponent << _EXPONENT_BITS
-    bits = torch.where(exponent == 0, _TWO_TO_MINUS_127_BITS, bits)
-    bits = torch.where(exponent == _NAN_BYTE, _NAN_BITS, bits)
-    return bits.view(torch.float32)
+    """Return e8m0 scales as float32. ``scale``: float8_e8m0fnu, any shape."""
+    return decode_e8m0(scale)
 
 
 def encode_up(value: Tensor) -> Tensor:
