@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from moe_typed.formats import AnyConversion, Format, Payload, conversions
-from moe_typed.formats.payloads import AnyDenseRows, Fp8Block128Rows, MxFp8Rows
+from moe_typed.formats import AnyConversion, Conversion, catalogue, quantizers, relayouts, round_bf16, upscalers
+from moe_typed.formats.conversions.upscale import SCALED
 from moe_typed.runners.acceptance import ACCEPTANCE
 from moe_typed.table import TRANSITIONS, Row
 
@@ -22,35 +22,32 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def _facts(title: str, fmt: Format) -> tuple[str, ...]:
-    data = str(fmt.data_dtype).removeprefix("torch.")
-    if fmt.scale is None:
-        return (f"`{title}`", fmt.name, data, "", "", "", "")
-    scale = fmt.scale
-    group = f"{scale.group[0]} x {scale.group[1]}"
-    return (f"`{title}`", fmt.name, data, str(scale.dtype).removeprefix("torch."), group, scale.order.value, scale.rounding.value)
-
-
-_FACTS: Final = ("class", "name", "data", "scale", "group (rows x columns)", "scale order", "scale rounding")
+def _code(rows: Iterable[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
+    return ((f"`{first}`", *rest) for first, *rest in rows)
 
 
 def payload_formats() -> str:
     """Return the facts of every payload class."""
-    payloads: tuple[type[Payload], ...] = (*AnyDenseRows.__args__, Fp8Block128Rows, MxFp8Rows)
-    return _table(_FACTS, (_facts(payload.__qualname__, payload.format) for payload in payloads))
+    return _table(catalogue.FACTS, _code(catalogue.payload_facts()))
 
 
 def weight_formats() -> str:
     """Return the facts of every weight class."""
-    classes = dict.fromkeys(row.weights for row in ACCEPTANCE)
-    return _table(_FACTS, (_facts(weights.__qualname__, weights.format) for weights in classes))
+    return _table(catalogue.FACTS, _code(catalogue.weight_facts()))
 
 
 def conversion_table() -> str:
     """Return every named conversion."""
-    found: list[AnyConversion] = [value for value in vars(conversions).values() if isinstance(value, conversions.Conversion)]
-    rows = ((f"`{item.name}`", ", ".join(f"`{cls.__qualname__}`" for cls in item.source), f"`{item.target.__qualname__}`") for item in found)
+    named = (round_bf16, *(value for group in (quantizers, upscalers, relayouts) for value in vars(group).values()))
+    found: list[AnyConversion] = [value for value in named if isinstance(value, Conversion)]
+    rows = ((f"`{item.name}`", _sources(item), f"`{item.target.__qualname__}`") for item in found)
     return _table(("conversion", "from", "to"), rows)
+
+
+def _sources(conversion: AnyConversion) -> str:
+    if conversion.source == SCALED:
+        return "every class with scales"
+    return ", ".join(f"`{cls.__qualname__}`" for cls in conversion.source)
 
 
 def acceptance() -> str:

@@ -129,7 +129,7 @@ class ConvertedExperts(ExpertStage[P_contra]):
         convert = self.conversion.run
 
         def convert_first(dispatched: DispatchOutput[P_contra, C]) -> C:
-            return inner(dispatched.with_payload(convert(dispatched.payload)))
+            return inner(dispatched.with_payload(convert(dispatched.payload, dispatched.live_rows)))
 
         return convert_first
 

@@ -471,7 +471,7 @@ def test_a_number_and_a_scalar() -> None:
 
 def test_formats_that_share_a_dtype_are_told_apart_by_their_groups() -> None:
     data = torch.zeros(4, 128, dtype=FP8)
-    assert refused(MxFp8Rows, data, torch.zeros(4, 1)).hint == "these values do satisfy Fp8Block128Rows"
+    assert refused(MxFp8Rows, data, torch.zeros(4, 1)).hint == "these values do satisfy Fp8Block128Rows and Fp8Block128ColumnRows"
     assert refused(MxFp8Rows, data, torch.zeros(4, 1, dtype=SCALE)).reason == "axis 1 is 1, expected hidden//32 = 4"
 
 

@@ -191,6 +191,11 @@ def value_error(value: object, name: str, reason: str, hint: str = "") -> Bounda
     )
 
 
+def _root(cls: type) -> type:
+    """Return the base of a boundary's kind, such as Payload: the last of its bases that means something, or the class itself."""
+    return [base for base in cls.__mro__ if base.__module__ not in ("abc", "builtins", "typing", "typing_extensions")][-1]
+
+
 def _satisfied_relatives(cls: type, values: tuple[object, ...]) -> list[str]:
     """Return the names of the sibling formats (same base, same field names) whose layout these values have."""
     names = [field.name for field in _boundaries[cls].fields]
@@ -198,8 +203,7 @@ def _satisfied_relatives(cls: type, values: tuple[object, ...]) -> list[str]:
     _probing.on = True
     try:
         for other, entry in tuple(_boundaries.items()):
-            related = other is not cls and other.__base__ is cls.__base__ and cls.__base__ is not object
-            if not related or entry.check is None or [field.name for field in entry.fields] != names:
+            if other is cls or _root(other) is not _root(cls) or entry.check is None or [field.name for field in entry.fields] != names:
                 continue
             try:
                 entry.check(None, *values)

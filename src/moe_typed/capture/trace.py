@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..boundary import fields_of, is_boundary
 from ..dispatchers import MoELayer
-from ..formats import Payload
+from ..formats import Convert, Payload
 from ..routing import LogicalIds, Routing
 from ..stages import CombineInput
 from ..table import find
@@ -112,8 +112,8 @@ def trace(layer: MoELayer[M, Payload, C], rows: M, routing: Routing[LogicalIds])
     dispatched = recorder.timed("dispatch", dispatcher.dispatch, rows, routing)
     recorder.crossed("dispatch", dispatched)
     for conversion in experts.conversions:
-        convert = cast("Callable[[Payload], Payload]", conversion.run)
-        dispatched = dispatched.with_payload(recorder.timed(conversion.name, convert, dispatched.payload))
+        convert = cast("Convert[Payload, Payload]", conversion.run)
+        dispatched = dispatched.with_payload(recorder.timed(conversion.name, convert, dispatched.payload, dispatched.live_rows))
         recorder.crossed(conversion.name, dispatched)
     runner_input, carry = cast("tuple[object, object]", recorder.timed("pre", pre, dispatched))
     recorder.crossed("pre", runner_input)

@@ -16,11 +16,12 @@ from ..plan import RunnerRequest, Wire
 from ..runners import UnsupportedError
 from . import demo, plan, run
 from .options import RunOptions, positive, request
+from .render import print_formats
 
 GOOD: Final = 0
 OUT_OF_TOLERANCE: Final = 1
 BAD_INPUT: Final = 2
-_PIPED_WIDTH: Final = 120  # columns, where there is no terminal to ask: class names stay whole
+_PIPED_WIDTH: Final = 160  # columns, where there is no terminal to ask: class names stay whole
 
 
 def _add_choices(parser: argparse.ArgumentParser, wire: str) -> None:
@@ -50,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     demo_parser.add_argument("--keep", type=Path, default=None, metavar="FOLDER", help="write the checkpoint here and leave it there")
     _add_run(demo_parser, "mxfp8")
 
+    commands.add_parser("formats", help="list every payload and weight format with its facts")
+
     plan_parser = commands.add_parser("plan", help="say which way a layer would take, and why")
     plan.add_arguments(plan_parser)
     _add_choices(plan_parser, "auto")
@@ -67,6 +70,9 @@ def _execute(arguments: argparse.Namespace, console: Console) -> int:
     match arguments.command:
         case "plan":
             plan.print_report(arguments, console)
+            return GOOD
+        case "formats":
+            print_formats(console)
             return GOOD
         case "run":
             within = run.run_checkpoint(arguments.checkpoint, _run_options(arguments), console)

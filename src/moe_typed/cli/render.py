@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..capture import Trace
+from ..formats import catalogue
 from ..plan import PlanReport
 
 
@@ -14,6 +15,17 @@ def _bytes(count: int | None) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
+
+
+def print_formats(console: Console) -> None:
+    """Print the facts of every payload and weight class."""
+    for title, rows in (("Payloads", catalogue.payload_facts()), ("Expert weights, in checkpoint layout", catalogue.weight_facts())):
+        table = Table(title=title, title_justify="left")
+        for name in catalogue.FACTS:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
 
 
 def print_plan(console: Console, report: PlanReport) -> None:

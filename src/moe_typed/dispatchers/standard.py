@@ -6,7 +6,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..formats import Conversion, Payload
-from ..routing import LogicalIds, Routing, localize
+from ..routing import LogicalIds, Routing, live_tensor, localize
 from ..stages import DispatchOutput, StandardCombineInput, StandardDispatchOutput
 from .base import Dispatcher
 
@@ -33,7 +33,7 @@ class StandardDispatcher(Dispatcher[M_contra, P_co, StandardCombineInput]):
 
     @override
     def dispatch(self, rows: M_contra, routing: Routing[LogicalIds]) -> StandardDispatchOutput[P_co]:
-        return StandardDispatchOutput(self.wire.run(rows), localize(routing, 0, routing.num_experts))
+        return StandardDispatchOutput(self.wire.run(rows, live_tensor(routing.live, routing.topk_ids)), localize(routing, 0, routing.num_experts))
 
     @override
     def combine(self, combine_input: StandardCombineInput) -> Tensor:

@@ -3,13 +3,25 @@
 Where a device count of live rows is given, the rows beyond it are neither read nor written.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from ..ops.quantize import triton as _quantize
 from ..ops.scale_layout import triton as _relayout
 from ..ops.upscale import triton as _upscale
-from .conversions import Quantizers, Relayouts, Upscalers
+from .conversions import AnyConversion, Conversion, Quantizers, Relayouts, Upscalers
 
 quantizers: Final = Quantizers(_quantize)
 upscalers: Final = Upscalers(_upscale)
 relayouts: Final = Relayouts(_relayout)
+
+_GROUPS: Final = (quantizers, upscalers, relayouts)
+_BY_NAME: Final[Mapping[str, AnyConversion]] = MappingProxyType(
+    {value.name: value for group in _GROUPS for value in vars(group).values() if isinstance(value, Conversion)}
+)
+
+
+def fused(conversion: AnyConversion) -> AnyConversion:
+    """Return the kernel of a named conversion; the conversion itself where it has none (``as is``)."""
+    return _BY_NAME.get(conversion.name, conversion)

@@ -1,5 +1,6 @@
 """Plans: for engines that are driven by configuration, which way a layer takes and why."""
 
+from .aiter_probe import AiterFacts, WireDecision, probe_aiter_source, probe_installed_aiter, wire_for_aiter
 from .build import build_layer
 from .planner import PlanError, plan
 from .problem import Environment, MoEProblem, RunnerRequest, Wire, probe_environment
@@ -7,6 +8,7 @@ from .report import Degradation, PlanReport, Rejected, RejectReason, Step, StepK
 from .tolerance import relative_error, tolerance
 
 __all__ = [
+    "AiterFacts",
     "Degradation",
     "Environment",
     "MoEProblem",
@@ -18,11 +20,15 @@ __all__ = [
     "Step",
     "StepKind",
     "Wire",
+    "WireDecision",
     "build_layer",
     "from_json",
     "plan",
+    "probe_aiter_source",
     "probe_environment",
+    "probe_installed_aiter",
     "relative_error",
     "to_json",
     "tolerance",
+    "wire_for_aiter",
 ]

@@ -4,7 +4,7 @@ from typing import TypeVar, cast
 
 from ..dispatchers import MoELayer, StandardDispatcher
 from ..experts import Experts, ExpertStage
-from ..formats import AnyExpertWeights, Conversion, DenseRows, GateUpOrder, Payload
+from ..formats import AnyConversion, AnyExpertWeights, Conversion, DenseRows, GateUpOrder, Payload
 from ..runners import Activation, PreparedWeights, prepare_reference
 from ..runners.acceptance import RunnerName
 from ..runners.triton import prepare_triton
@@ -12,6 +12,7 @@ from ..runners.triton.weights import TritonExpertWeights
 from ..stages import StandardCombineInput
 from ..table import AnyRunner
 from .planner import find_route
+from .problem import Environment
 from .report import PlanReport
 
 M = TypeVar("M", bound=DenseRows)
@@ -24,6 +25,15 @@ def _prepare(runner: RunnerName, weights: AnyExpertWeights[GateUpOrder]) -> Prep
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_reference(weights))
         case RunnerName.TRITON:
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_triton(cast("TritonExpertWeights", weights)))
+
+
+def _implementation(conversion: AnyConversion | None, environment: Environment) -> AnyConversion | None:
+    """Return the kernel of a conversion where the environment runs it."""
+    if conversion is None or environment.device != "cuda" or "triton" not in environment.libraries:
+        return conversion
+    from ..formats.fused import fused
+
+    return fused(conversion)
 
 
 def build_layer(
@@ -46,7 +56,8 @@ def build_layer(
         if planned != given:
             raise ValueError(f"the plan is for {what} = {planned}, but {given} was given")
     route, _ = find_route(problem, report.environment)
+    wire, before = (_implementation(step, report.environment) for step in (route.wire, route.before_experts))
     experts: ExpertStage[Payload] = Experts(_prepare(route.acceptance.runner, weights), activation)
-    if route.before_experts is not None:
-        experts = experts.accepting(cast("Conversion[Payload, Payload]", route.before_experts))
-    return StandardDispatcher(cast("Conversion[M, Payload]", route.wire)).then(experts)
+    if before is not None:
+        experts = experts.accepting(cast("Conversion[Payload, Payload]", before))
+    return StandardDispatcher(cast("Conversion[M, Payload]", wire)).then(experts)

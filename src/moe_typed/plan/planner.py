@@ -18,6 +18,7 @@ from ..formats import (
     fp16_as_is,
     fp32_as_is,
     quantize_fp8_block128,
+    quantize_mxfp4,
     quantize_mxfp8,
     round_bf16,
     upscale_bf16,
@@ -51,7 +52,7 @@ DENSE_MODELS: Final[Mapping[str, DenseModel]] = MappingProxyType(
     }
 )
 _WIRES: Final[Mapping[Wire, AnyConversion]] = MappingProxyType(
-    {Wire.BF16: round_bf16, Wire.FP8_BLOCK128: quantize_fp8_block128, Wire.MXFP8: quantize_mxfp8}
+    {Wire.BF16: round_bf16, Wire.FP8_BLOCK128: quantize_fp8_block128, Wire.MXFP8: quantize_mxfp8, Wire.MXFP4: quantize_mxfp4}
 )
 _FP8_CAPABILITY = (8, 9)  # Ada: the first with an e4m3 matrix instruction (CUDA programming guide, arithmetic by compute capability)
 

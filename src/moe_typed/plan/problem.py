@@ -19,6 +19,7 @@ class Wire(enum.Enum):
     BF16 = "bf16"
     FP8_BLOCK128 = "fp8-block128"
     MXFP8 = "mxfp8"
+    MXFP4 = "mxfp4"
 
 
 @final

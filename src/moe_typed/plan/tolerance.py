@@ -10,7 +10,13 @@ from .planner import DENSE_MODELS, find_route
 from .report import PlanReport
 
 # The most that one rounding changes a value by, relative to it: half a unit in the last place, 2^-(explicit mantissa bits + 1).
-_ROUNDOFF: Final = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float8_e4m3fn: 2.0**-4}
+_ROUNDOFF: Final = {
+    torch.float32: 2.0**-24,
+    torch.bfloat16: 2.0**-8,
+    torch.float16: 2.0**-11,
+    torch.float8_e4m3fn: 2.0**-4,
+    torch.float4_e2m1fn_x2: 2.0**-2,
+}
 # Gate and up both see the rounded rows, and the activation may be as steep as gate * sigmoid'(gate) adds to it (below 1.1): twice, rounded up.
 _PASSES: Final = 2
 # Float32 sums over hidden and inter, in whatever order: sqrt(8192) * 2^-24 is about 5e-6, a hundred times below a bfloat16 rounding.

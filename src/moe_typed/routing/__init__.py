@@ -16,7 +16,7 @@ from .residence import (
     sink_mask,
     to_sink,
 )
-from .routing import DeviceCount, Routing, from_topk, live_mask, localize
+from .routing import DeviceCount, Routing, from_topk, live_mask, live_tensor, localize
 from .scaling import Pending, RoutedScaling, Settled
 from .shared import RankSharedSlots, SharedSlots, append_rank_shared, append_shared
 from .topk import GroupedTopK, HashTopK, Router, ScoredTopK, Selection, SoftmaxTopK, TopKSoftmax
@@ -64,6 +64,7 @@ __all__ = [
     "from_topk",
     "in_order",
     "live_mask",
+    "live_tensor",
     "localize",
     "localize_by_map",
     "map_of",

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ..ops.padded_rows import reference
 from .ids import Ids
-from .routing import DeviceCount, Routing
+from .routing import DeviceCount, Routing, live_tensor
 from .scaling import RoutedScaling
-from .topk import live_tensor
 
 I = TypeVar("I", bound=Ids)  # noqa: E741  the id space, as everywhere
 S = TypeVar("S", bound=RoutedScaling)

@@ -60,10 +60,14 @@ class Routing(Generic[I_co, S_co]):
             topk_ids, topk_weights, self.space, self.num_experts, self.scaling, self.renormalized, live, self.num_shared, self.first_shared
         )
 
+    def count_live(self) -> int:
+        """Return how many rows are live; waits for the device where the count lives there."""
+        return self.live if isinstance(self.live, int) else int(self.live.count.item())
+
     def check_values(self) -> None:
         """Raise BoundaryError for ids outside their space, weights that are not finite, or a live count beyond the rows."""
         rows, k = self.topk_ids.shape
-        live = self.live if isinstance(self.live, int) else int(self.live.count.item())
+        live = self.count_live()
         if not 0 <= live <= rows:
             raise value_error(self, "live", f"is {live}, but there are {rows} rows")
         if not 0 <= self.num_shared <= k:
@@ -101,6 +105,13 @@ def live_mask(routing: Routing[Ids]) -> Tensor:
     """Return bool (rows, 1), true for live rows; no host sync."""
     rows = torch.arange(routing.topk_ids.shape[0], device=routing.topk_ids.device).unsqueeze(1)
     return rows < (routing.live if isinstance(routing.live, int) else routing.live.count)
+
+
+def live_tensor(live: int | DeviceCount | None, like: Tensor) -> Tensor | None:
+    """Return the live count as int32 (1,) on the device, None where every row is live."""
+    if live is None or (isinstance(live, int) and live == like.shape[0]):
+        return None
+    return torch.full((1,), live, dtype=torch.int32, device=like.device) if isinstance(live, int) else live.count
 
 
 def localize(routing: Routing[LogicalIds, S], first: int, count: int) -> Routing[LocalIds, S]:

@@ -14,9 +14,8 @@ from torch import Tensor
 from ..boundary import boundary
 from ..ops.shared_slots import reference
 from .ids import LogicalIds, PaddedPhysicalIds
-from .routing import Routing
+from .routing import Routing, live_tensor
 from .scaling import RoutedScaling
-from .topk import live_tensor
 
 S = TypeVar("S", bound=RoutedScaling)
 

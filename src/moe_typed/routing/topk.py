@@ -19,7 +19,7 @@ from ..ops.scores import Score
 from ..ops.topk_gate.reference import topk_gate
 from ..ops.topk_gate.spec import GateRule
 from .ids import LogicalIds
-from .routing import DeviceCount, Routing
+from .routing import DeviceCount, Routing, live_tensor
 from .scaling import RoutedScaling, Settled
 
 S = TypeVar("S", bound=RoutedScaling)
@@ -175,13 +175,6 @@ def apply_hash(function: HashGate, rule: "HashTopK[S]", logits: Tensor, token_id
         raise ValueError(f"token ids must be int32 or int64 ({logits.shape[0]},); got {token_ids.dtype} {list(token_ids.shape)}")
     ids, weights = function(logits, rule.table, token_ids, rule.score, rule.renormalize, rule.scaling.folded, live_tensor(live, logits))
     return _routed(ids, weights, logits, rule.scaling, rule.renormalize, live)
-
-
-def live_tensor(live: int | DeviceCount | None, like: Tensor) -> Tensor | None:
-    """Return the live count as int32 (1,) on the device, None where every row is live."""
-    if live is None or (isinstance(live, int) and live == like.shape[0]):
-        return None
-    return torch.full((1,), live, dtype=torch.int32, device=like.device) if isinstance(live, int) else live.count
 
 
 def _check_logits(logits: Tensor) -> None:

@@ -7,6 +7,8 @@ overload to return the right one: ``DispatchOutput[P, C] -> C``.
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, TypeVar
 
+from torch import Tensor
+
 from ..formats import Payload
 
 
@@ -36,6 +38,11 @@ class DispatchOutput(ABC, Generic[P_co, C_co]):
 
     combine_input: ClassVar[type[CombineInput]]
     payload: P_co
+
+    @property
+    @abstractmethod
+    def live_rows(self) -> Tensor | None:
+        """Return how many leading rows are real as int32 (1,) on the device, for conversions that leave the others alone; None for all."""
 
     @abstractmethod
     def with_payload(self, payload: Q) -> "DispatchOutput[Q, C_co]":

@@ -18,6 +18,10 @@ class FlatRowsInput(RunnerInput):
     payload: Payload
     routing: Routing[LocalIds]
 
+    def check_values(self) -> None:
+        """Raise BoundaryError for live rows whose data cannot be right."""
+        self.payload.check_live(self.routing.count_live())
+
 
 @final
 @boundary

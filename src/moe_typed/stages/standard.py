@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from ..boundary import Floating, boundary
 from ..formats import Payload
-from ..routing import LocalIds, RoutedScaling, Routing
+from ..routing import LocalIds, RoutedScaling, Routing, live_tensor
 from .base import Carry, CombineInput, DispatchOutput
 
 P_co = TypeVar("P_co", bound=Payload, covariant=True)
@@ -34,6 +34,15 @@ class StandardDispatchOutput(DispatchOutput[P_co, StandardCombineInput]):
     combine_input: ClassVar[type[CombineInput]] = StandardCombineInput
     payload: P_co
     routing: Routing[LocalIds]
+
+    def check_values(self) -> None:
+        """Raise BoundaryError for live rows whose data cannot be right."""
+        self.payload.check_live(self.routing.count_live())
+
+    @property
+    @override
+    def live_rows(self) -> Tensor | None:
+        return live_tensor(self.routing.live, self.routing.topk_ids)
 
     @override
     def with_payload(self, payload: Q) -> "StandardDispatchOutput[Q]":

@@ -31,6 +31,10 @@ class Payload(ABC):
     def dequantize(self) -> Tensor:
         """Return the values as float32 (rows, hidden): the meaning of the payload."""
 
+    @abstractmethod
+    def check_live(self, live: int) -> None:
+        """Raise BoundaryError for data of the first ``live`` rows that cannot be right; what the others hold is undefined. Reads tensors."""
+
     @property
     def rows(self) -> int:
         """Return the number of rows."""
@@ -49,6 +53,10 @@ class DenseRows(Payload):
     def dequantize(self) -> Tensor:
         return self.data.to(torch.float32)
 
+    @override
+    def check_live(self, live: int) -> None:
+        """Accept everything: a model's rows may hold what they like."""
+
 
 class ScaledRows(Payload):
     """The base of payloads with scales: value = data * scale."""
@@ -63,15 +71,15 @@ def apply_groups(data: Tensor, scale: Tensor, group: int) -> Tensor:
     return (groups * scale.unsqueeze(2)).view(rows, hidden)
 
 
-def check_finite(payload: ScaledRows) -> None:
+def check_finite(payload: ScaledRows, scale: Tensor) -> None:
     """Raise BoundaryError for a float32 scale that is not finite."""
-    if not bool(torch.isfinite(payload.scale).all()):
+    if not bool(torch.isfinite(scale).all()):
         raise value_error(payload, "scale", "holds an infinity or a NaN", "the rows that were quantised held one")
 
 
-def check_e8m0(payload: ScaledRows) -> None:
+def check_e8m0(payload: ScaledRows, scale: Tensor) -> None:
     """Raise BoundaryError for a scale byte of 255, which is NaN."""
-    if bool((payload.scale.view(torch.uint8) == E8M0_NAN).any()):
+    if bool((scale.view(torch.uint8) == E8M0_NAN).any()):
         raise value_error(payload, "scale", "holds the byte 255, which is NaN", "the rows that were quantised held an infinity or a NaN")
 
 

@@ -12,7 +12,7 @@ from ...ops.scale_layout.reference import unswizzle
 from .. import e8m0
 from ..scale_factor import ScaleFactor
 from ..spec import Format, ScaleOrder, ScaleRounding, ScaleSpec
-from .base import MX_GROUP, NV_GROUP, ScaledRows, apply_groups, check_e8m0, e2m1_values
+from .base import MX_GROUP, NV_GROUP, ScaledRows, apply_groups, check_e8m0, check_finite, e2m1_values
 
 _MX: Final = ScaleSpec(torch.float8_e8m0fnu, (1, MX_GROUP), ScaleOrder.ROW_MAJOR, ScaleRounding.POWER_OF_TWO)
 _SWIZZLED: Final = ScaleSpec(torch.float8_e8m0fnu, (1, MX_GROUP), ScaleOrder.SWIZZLED_128X4, ScaleRounding.POWER_OF_TWO)
@@ -34,9 +34,9 @@ class MxFp8Rows(ScaledRows):
     def dequantize(self) -> Tensor:
         return apply_groups(self.data, e8m0.decode(self.scale), MX_GROUP)
 
-    def check_values(self) -> None:
-        """Raise BoundaryError for a scale byte of 255, which is NaN."""
-        check_e8m0(self)
+    @override
+    def check_live(self, live: int) -> None:
+        check_e8m0(self, self.scale[:live])
 
 
 @final
@@ -53,8 +53,15 @@ class MxFp8SwizzledRows(ScaledRows):
 
     @override
     def dequantize(self) -> Tensor:
+        return apply_groups(self.data, e8m0.decode(self._row_major()), MX_GROUP)
+
+    @override
+    def check_live(self, live: int) -> None:
+        check_e8m0(self, self._row_major()[:live])
+
+    def _row_major(self) -> Tensor:
         rows, hidden = self.data.shape
-        return apply_groups(self.data, e8m0.decode(unswizzle(self.scale, rows, hidden // MX_GROUP)), MX_GROUP)
+        return unswizzle(self.scale, rows, hidden // MX_GROUP)
 
 
 @final
@@ -70,9 +77,9 @@ class MxFp4Rows(ScaledRows):
     def dequantize(self) -> Tensor:
         return apply_groups(e2m1_values(self.data), e8m0.decode(self.scale), MX_GROUP)
 
-    def check_values(self) -> None:
-        """Raise BoundaryError for a scale byte of 255, which is NaN."""
-        check_e8m0(self)
+    @override
+    def check_live(self, live: int) -> None:
+        check_e8m0(self, self.scale[:live])
 
 
 @final
@@ -88,3 +95,7 @@ class NvFp4Rows(ScaledRows):
     @override
     def dequantize(self) -> Tensor:
         return apply_groups(e2m1_values(self.data), self.scale.to(torch.float32) * self.global_scale.factor, NV_GROUP)
+
+    @override
+    def check_live(self, live: int) -> None:
+        check_finite(self, self.scale[:live].to(torch.float32))

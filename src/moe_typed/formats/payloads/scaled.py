@@ -14,7 +14,7 @@ from ...boundary import Layout, boundary
 from ...ops.scale_layout.reference import unpack_ue8m0
 from .. import e8m0
 from ..spec import Format, ScaleOrder, ScaleRounding, ScaleSpec
-from .base import BLOCK_128, ScaledRows, apply_groups, check_finite
+from .base import BLOCK_128, ScaledRows, apply_groups, check_e8m0, check_finite
 
 _TENSOR: Final = ScaleSpec(torch.float32, (0, 0), ScaleOrder.SCALAR, ScaleRounding.NONE)
 _TOKEN: Final = ScaleSpec(torch.float32, (1, 0), ScaleOrder.PER_ROW, ScaleRounding.NONE)
@@ -34,9 +34,9 @@ class TensorScaledRows(ScaledRows):
     def dequantize(self) -> Tensor:
         return self.data.to(torch.float32) * self.scale
 
-    def check_values(self) -> None:
-        """Raise BoundaryError for a scale that is not finite."""
-        check_finite(self)
+    @override
+    def check_live(self, live: int) -> None:
+        check_finite(self, self.scale)
 
 
 class TokenScaledRows(ScaledRows):
@@ -46,9 +46,9 @@ class TokenScaledRows(ScaledRows):
     def dequantize(self) -> Tensor:
         return self.data.to(torch.float32) * self.scale.unsqueeze(1)
 
-    def check_values(self) -> None:
-        """Raise BoundaryError for a scale that is not finite."""
-        check_finite(self)
+    @override
+    def check_live(self, live: int) -> None:
+        check_finite(self, self.scale[:live])
 
 
 class BlockScaledRows(ScaledRows):
@@ -58,9 +58,9 @@ class BlockScaledRows(ScaledRows):
     def dequantize(self) -> Tensor:
         return apply_groups(self.data, self.scale, BLOCK_128)
 
-    def check_values(self) -> None:
-        """Raise BoundaryError for a scale that is not finite."""
-        check_finite(self)
+    @override
+    def check_live(self, live: int) -> None:
+        check_finite(self, self.scale[:live])
 
 
 @final
@@ -157,4 +157,11 @@ class Fp8Block128PackedRows(ScaledRows):
 
     @override
     def dequantize(self) -> Tensor:
-        return apply_groups(self.data, e8m0.decode(unpack_ue8m0(self.scale, self.data.shape[1] // BLOCK_128)), BLOCK_128)
+        return apply_groups(self.data, e8m0.decode(self._unpacked()), BLOCK_128)
+
+    @override
+    def check_live(self, live: int) -> None:
+        check_e8m0(self, self._unpacked()[:live])
+
+    def _unpacked(self) -> Tensor:
+        return unpack_ue8m0(self.scale, self.data.shape[1] // BLOCK_128)

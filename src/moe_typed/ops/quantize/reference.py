@@ -123,7 +123,7 @@ def _bytes_in(layout: ScaleLayout, scale: Tensor) -> Tensor:
 def _groups(rows: Tensor, group: int, live: Tensor | None) -> Tensor:
     check_live(rows, live)
     check_groups(rows, group)
-    return live_rows(rows, live).to(torch.float32).contiguous().view(rows.shape[0], -1, group)
+    return live_rows(rows, live).to(torch.float32).contiguous().view(rows.shape[0], rows.shape[1] // group, group)
 
 
 def _amax(groups: Tensor) -> Tensor:
