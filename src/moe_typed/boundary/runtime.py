@@ -193,7 +193,7 @@ def value_error(value: object, name: str, reason: str, hint: str = "") -> Bounda
 
 def _root(cls: type) -> type:
     """Return the base of a boundary's kind, such as Payload: the last of its bases that means something, or the class itself."""
-    return [base for base in cls.__mro__ if base.__module__ not in ("abc", "builtins", "typing", "typing_extensions")][-1]
+    return [base for base in cls.__mro__ if base is cls or base.__module__ not in ("abc", "builtins", "typing", "typing_extensions")][-1]
 
 
 def _satisfied_relatives(cls: type, values: tuple[object, ...]) -> list[str]:
