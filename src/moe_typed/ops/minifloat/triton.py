@@ -40,15 +40,14 @@ def encode(value: tl.tensor, BITS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: t
         code = value.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         # Added to 2^(23 - MANTISSA) times its binade, a value is rounded to the steps of its code, and their number stands in the last bits. The
-        # exponent stands above: shifted onto the number, it completes the code, but for a constant, which START takes out of the last bits.
+        # exponent stands above: shifted onto the number, it completes the code, but for a constant, which start takes out of the last bits.
         # Below the smallest normal number, steps shrink no more.
-        SMALLEST: tl.constexpr = 2.0 ** (1 - BIAS)
-        SHIFT: tl.constexpr = _MANTISSA - MANTISSA
-        START: tl.constexpr = -(SHIFT + _BIAS + 1 - BIAS) % (1 << (BITS - 1 - MANTISSA))
+        shift: tl.constexpr = _MANTISSA - MANTISSA
+        start: tl.constexpr = -(shift + _BIAS + 1 - BIAS) % (1 << (BITS - 1 - MANTISSA))
         magnitude = tl.minimum(tl.abs(value), MAX)
-        binade = float_of(bits_of(tl.maximum(magnitude, SMALLEST)) & _EXPONENT)
-        steps = bits_of(tl.fma(binade, 2.0**SHIFT + START, magnitude))
-        code = (steps + (steps >> SHIFT)) & ((1 << (BITS - 1)) - 1)
+        binade = float_of(bits_of(tl.maximum(magnitude, 2.0 ** (1 - BIAS))) & _EXPONENT)
+        steps = bits_of(tl.fma(binade, 2.0**shift + start, magnitude))
+        code = (steps + (steps >> shift)) & ((1 << (BITS - 1)) - 1)
         sign = bits_of(value) >> (32 - BITS) & (1 << (BITS - 1))
         code = code | (tl.where(code == 0, 0, sign) if NAN == _E4M3FNUZ_NAN else sign)
         if NAN >= 0:
@@ -65,10 +64,10 @@ def decode(code: tl.tensor, BITS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl
         value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
         # Put the fields where float32 has them; what is missing is the difference of the biases, for subnormals too.
-        SIGN: tl.constexpr = 1 << (BITS - 1)
+        sign_bit: tl.constexpr = 1 << (BITS - 1)
         wide = code.to(tl.int32)
-        magnitude = wide & (SIGN - 1)
-        value = float_of(magnitude << (_MANTISSA - MANTISSA) | (wide & SIGN) << (32 - BITS)) * 2.0 ** (_BIAS - BIAS)
+        magnitude = wide & (sign_bit - 1)
+        value = float_of(magnitude << (_MANTISSA - MANTISSA) | (wide & sign_bit) << (32 - BITS)) * 2.0 ** (_BIAS - BIAS)
         if NAN >= 0:
             value = tl.where((wide if NAN == _E4M3FNUZ_NAN else magnitude) == NAN, float("nan"), value)
     return value

@@ -14,8 +14,8 @@ from torch import Tensor
 from .._launch import Launcher
 from .._library import custom_op
 from ..minifloat.spec import E2M1, MXFP_ROUNDING, NUMBERS, PowerOfTwo, power_of_two
-from ..minifloat.triton import decode_e4m3fn, encode, encode_e4m3fn, encode_e8m0, reciprocal_e8m0
-from ..scale_layout.spec import ScaleLayout, column_stride, empty_storage, of_storage, stored_shape
+from ..minifloat.triton import bits_of, decode_e4m3fn, encode, encode_e4m3fn, encode_e8m0, float_of, reciprocal_e8m0
+from ..scale_layout.spec import ScaleLayout, as_bytes, empty_storage, of_storage, stored_shape
 from ..scale_layout.triton import offset, stored_rows
 from .spec import FP8_GROUP, MX_GROUP, NV_GROUP, NV_TENSOR_MAX, PROGRAMS, SMALLEST_SCALE, ScaleKind, check_groups, check_live, tile
 
@@ -115,12 +115,12 @@ def _quantized(
     count, hidden = rows.shape
     number = NUMBERS[dtype]
     data = torch.empty((count, hidden // 2 if number is E2M1 else hidden), dtype=torch.uint8, device=rows.device)
-    held = torch.uint8 if kind in (ScaleKind.E8M0, ScaleKind.E4M3) else torch.float32
-    scale = empty_storage(count, 0 if kind is ScaleKind.TENSOR else hidden // group, held, layout, rows.device)
+    scale = empty_storage(count, 0 if kind is ScaleKind.TENSOR else hidden // group, scale_dtype, layout, rows.device)
     if count:
-        _quantize_rows(rows.contiguous(), live, given, data, scale, group, kind.value, layout.value, *(rule or (0, 0)), *number)
-    found = of_storage(scale, count, layout)
-    return data.view(dtype), found if found.dtype == scale_dtype else found.view(scale_dtype)
+        _quantize_rows(
+            rows.contiguous(), live, given, data, as_bytes(scale), group, kind.value, layout.value, scale.stride(0), *(rule or (0, 0)), *number
+        )
+    return data.view(dtype), of_storage(scale, count, layout)
 
 
 @custom_op("quantize_rows", writes=("data", "scale"))
@@ -133,6 +133,7 @@ def _quantize_rows(
     group: int,
     kind: int,
     layout: int,
+    scale_stride: int,
     carry: int,
     exponent: int,
     bits: int,
@@ -166,7 +167,7 @@ def _quantize_rows(
     if live is not None:
         programs = min(programs, PROGRAMS)
     tensors = (rows, live, given, data, scale)
-    _quantize(programs, tensors, (count, column_stride(scale, order)), constants, num_warps=block.warps)
+    _quantize(programs, tensors, (count, scale_stride), constants, num_warps=block.warps)
 
 
 @Launcher
@@ -208,7 +209,7 @@ def _quantize(
         if KIND == _TENSOR:
             value = tl.where(tl.abs(value) < float("inf"), value, float("nan")) * tl.div_rn(1.0, given)
         else:
-            amax = tl.reduce(tl.abs(value), 2, _larger)
+            amax = float_of(tl.max(bits_of(tl.abs(value)), 2))  # magnitudes are ordered as their bits are, and NaN is above infinity
             if KIND == _FLOAT32:
                 held = _float32_scale(amax, MAX)
                 reciprocal = tl.div_rn(1.0, held)
@@ -232,12 +233,6 @@ def _quantize(
             tl.store(data_ptr + row[:, None, None] * (HIDDEN // 2) + pair, (low | high << 4).to(tl.uint8), mask=written)
         else:
             tl.store(data_ptr + row[:, None, None] * HIDDEN + column, code.to(tl.uint8), mask=mask)
-
-
-@triton.jit
-def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """Return the larger, and NaN where either is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

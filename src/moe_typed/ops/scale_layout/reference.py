@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .spec import ALIGNED_ROWS, TILE_GROUPS, TILE_ROWS, WORD_GROUPS, ScaleLayout, ceil_to, to_storage
+from .spec import ALIGNED_ROWS, TILE_GROUPS, TILE_ROWS, WORD_GROUPS, ScaleLayout, as_bytes, ceil_to, to_storage
 
 
 def live_rows(tensor: Tensor, live: Tensor | None) -> Tensor:
@@ -29,7 +29,7 @@ def to_column_major(scale: Tensor, live: Tensor | None = None) -> Tensor:
 def to_row_major(scale: Tensor, live: Tensor | None = None) -> Tensor:
     """Return column-major scales, float32 (rows, groups) with the strides (1, any), row-major."""
     to_storage(scale, scale.shape[0], scale.shape[1], ScaleLayout.COLUMN_MAJOR)
-    return live_rows(scale, live).contiguous()
+    return live_rows(scale, live).clone(memory_format=torch.contiguous_format)
 
 
 def pack_ue8m0(scale: Tensor, live: Tensor | None = None) -> Tensor:
@@ -47,8 +47,8 @@ def unpack_ue8m0(words: Tensor, groups: int, live: Tensor | None = None) -> Tens
     """Return packed scales row-major: float8_e8m0fnu (rows, groups)."""
     rows, columns = words.shape
     storage = to_storage(words, rows, groups, ScaleLayout.PACKED)
-    codes = storage.reshape(columns, rows, WORD_GROUPS).transpose(0, 1).reshape(rows, columns * WORD_GROUPS)[:, :groups]
-    return live_rows(codes, live).contiguous().view(torch.float8_e8m0fnu)
+    codes = as_bytes(storage).reshape(columns, rows, WORD_GROUPS).transpose(0, 1).reshape(rows, columns * WORD_GROUPS)[:, :groups]
+    return live_rows(codes, live).clone(memory_format=torch.contiguous_format).view(torch.float8_e8m0fnu)
 
 
 def swizzle(scale: Tensor, live: Tensor | None = None) -> Tensor:
@@ -64,5 +64,5 @@ def unswizzle(swizzled: Tensor, rows: int, groups: int, live: Tensor | None = No
     """Return scales in tiles row-major (rows, groups)."""
     to_storage(swizzled, rows, groups, ScaleLayout.SWIZZLED)
     tiles = swizzled.view(torch.uint8).view(-1, ceil_to(groups, TILE_GROUPS) // TILE_GROUPS, 32, 4, TILE_GROUPS)
-    padded = tiles.permute(0, 3, 2, 1, 4).reshape(ceil_to(rows, TILE_ROWS), -1)
-    return live_rows(padded[:rows, :groups], live).contiguous().view(swizzled.dtype)
+    padded = tiles.permute(0, 3, 2, 1, 4).reshape(ceil_to(rows, TILE_ROWS), ceil_to(groups, TILE_GROUPS))
+    return live_rows(padded[:rows, :groups], live).clone(memory_format=torch.contiguous_format).view(swizzled.dtype)

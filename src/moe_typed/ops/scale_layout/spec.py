@@ -42,11 +42,11 @@ def _tiles(rows: int, groups: int) -> tuple[int, ...]:
 
 
 def empty_storage(rows: int, groups: int, dtype: torch.dtype, layout: ScaleLayout, device: torch.device) -> Tensor:
-    """Return unwritten memory for scales; ``dtype`` is float32 for COLUMN_MAJOR and uint8 for PACKED and SWIZZLED."""
+    """Return unwritten memory for scales; ``dtype`` is float32 for COLUMN_MAJOR, int32 for PACKED, and of one byte for SWIZZLED."""
     shape = {
         ScaleLayout.ROW_MAJOR: (rows, groups),
         ScaleLayout.COLUMN_MAJOR: (groups, ceil_to(rows, ALIGNED_ROWS)),
-        ScaleLayout.PACKED: (_words(groups), ceil_to(rows, ALIGNED_ROWS) * WORD_GROUPS),
+        ScaleLayout.PACKED: (_words(groups), ceil_to(rows, ALIGNED_ROWS)),
         ScaleLayout.SWIZZLED: _tiles(rows, groups),
     }[layout]
     return torch.empty(shape, dtype=dtype, device=device)
@@ -54,9 +54,7 @@ def empty_storage(rows: int, groups: int, dtype: torch.dtype, layout: ScaleLayou
 
 def of_storage(storage: Tensor, rows: int, layout: ScaleLayout) -> Tensor:
     """Return the scales that lie in the memory: with one row for each row, or flat where swizzled."""
-    if layout is ScaleLayout.COLUMN_MAJOR:
-        return storage.t()[:rows]
-    return storage.view(torch.int32).t()[:rows] if layout is ScaleLayout.PACKED else storage
+    return storage.t()[:rows] if layout in (ScaleLayout.COLUMN_MAJOR, ScaleLayout.PACKED) else storage
 
 
 def to_storage(scale: Tensor, rows: int, groups: int, layout: ScaleLayout) -> Tensor:
@@ -77,14 +75,12 @@ def to_storage(scale: Tensor, rows: int, groups: int, layout: ScaleLayout) -> Te
             f"the scales of {rows} rows of {groups} groups, {layout.name}, must have the shape {list(shape)} in that order;"
             f" got {list(scale.shape)} with strides {list(scale.stride())}"
         )
-    if layout is ScaleLayout.COLUMN_MAJOR:
-        return scale.t()
-    return scale.t().view(torch.uint8) if layout is ScaleLayout.PACKED else scale
+    return scale.t() if is_by_column else scale
 
 
-def column_stride(storage: Tensor, layout: ScaleLayout) -> int:
-    """Return what kernels are told of the stride of columns: in words where scales are packed."""
-    return storage.stride(0) // (WORD_GROUPS if layout is ScaleLayout.PACKED else 1)
+def as_bytes(storage: Tensor) -> Tensor:
+    """Return the memory as kernels take it: float32, or bytes."""
+    return storage if storage.dtype == torch.float32 else storage.view(torch.uint8)
 
 
 def stored_shape(rows: int, groups: int, layout: ScaleLayout) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._launch import Launcher
 from .._library import custom_op
-from .spec import TILE_GROUPS, TILE_ROWS, WORD_GROUPS, ScaleLayout, column_stride, empty_storage, of_storage, stored_shape, to_storage
+from .spec import TILE_GROUPS, TILE_ROWS, WORD_GROUPS, ScaleLayout, as_bytes, empty_storage, of_storage, stored_shape, to_storage
 
 _ROWS: Final = 32  # of a program: 128 bytes of a column of float32
 _GROUPS: Final = 32  # and as many of a row
@@ -59,16 +59,18 @@ def unswizzle(swizzled: Tensor, rows: int, groups: int, live: Tensor | None = No
 def _reordered(scale: Tensor, shape: Sequence[int], live: Tensor | None, source_layout: ScaleLayout, layout: ScaleLayout) -> Tensor:
     rows, groups = shape
     source = to_storage(scale, rows, groups, source_layout)
-    dtype = torch.uint8 if layout in (ScaleLayout.PACKED, ScaleLayout.SWIZZLED) else source.dtype
-    out = empty_storage(rows, groups, dtype, layout, source.device)
+    one = torch.uint8 if source_layout is ScaleLayout.PACKED else source.dtype
+    out = empty_storage(rows, groups, torch.int32 if layout is ScaleLayout.PACKED else one, layout, source.device)
     if rows:
-        _reorder_scales(source, live, out, rows, groups, source_layout.value, layout.value)
+        strides = source.stride(0), out.stride(0)
+        _reorder_scales(as_bytes(source), live, as_bytes(out), rows, groups, *strides, source_layout.value, layout.value)
     return of_storage(out, rows, layout)
 
 
 @custom_op("reorder_scales", writes=("out",))
-def _reorder_scales(source: Tensor, live: Tensor | None, out: Tensor, rows: int, groups: int, source_layout: int, layout: int) -> None:
-    strides = column_stride(source, ScaleLayout(source_layout)), column_stride(out, ScaleLayout(layout))
+def _reorder_scales(
+    source: Tensor, live: Tensor | None, out: Tensor, rows: int, groups: int, source_stride: int, stride: int, source_layout: int, layout: int
+) -> None:
     stored = stored_shape(rows, groups, ScaleLayout(layout))
     constants = {
         "GROUPS": groups,
@@ -78,7 +80,9 @@ def _reorder_scales(source: Tensor, live: Tensor | None, out: Tensor, rows: int,
         "BLOCK_ROWS": _ROWS,
         "BLOCK_GROUPS": _GROUPS,
     }
-    _reorder(triton.cdiv(stored[0], _ROWS) * triton.cdiv(groups, _GROUPS), (source, live, out), (rows, *strides), constants, num_warps=_WARPS)
+    _reorder(
+        triton.cdiv(stored[0], _ROWS) * triton.cdiv(groups, _GROUPS), (source, live, out), (rows, source_stride, stride), constants, num_warps=_WARPS
+    )
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from .._library import custom_op
 from ..minifloat.spec import E2M1, NUMBERS
 from ..minifloat.triton import decode, decode_e4m3fn, decode_e8m0
 from ..quantize.spec import FP8_GROUP, MX_GROUP, NV_GROUP, PROGRAMS, ScaleKind, check_groups, check_live, tile
-from ..scale_layout.spec import ScaleLayout, column_stride, to_storage
+from ..scale_layout.spec import ScaleLayout, as_bytes, to_storage
 from ..scale_layout.triton import offset
 
 _BF16 = torch.bfloat16
@@ -81,14 +81,13 @@ def _upscaled(
     number = NUMBERS[data.dtype]
     count, hidden = data.shape[0], data.shape[1] * (2 if number is E2M1 else 1)
     out = torch.empty((count, hidden), dtype=dtype, device=data.device)
-    storage = None
     if scale is not None:
         check_groups(out, group)
-        storage = to_storage(scale, count, hidden // group, layout)
-        storage = storage if kind is ScaleKind.FLOAT32 else storage.view(torch.uint8)
+        scale = to_storage(scale, count, hidden // group, layout)
     if count:
-        data = data.contiguous().view(torch.uint8)
-        _upscale_rows(data, storage, given, live, out, group, kind.value, layout.value, number.bits, number.mantissa, number.bias, number.nan)
+        stride, held = (0, None) if scale is None else (scale.stride(0), as_bytes(scale))
+        format_ = number.bits, number.mantissa, number.bias, number.nan
+        _upscale_rows(data.contiguous().view(torch.uint8), held, given, live, out, group, kind.value, layout.value, stride, *format_)
     return out
 
 
@@ -102,6 +101,7 @@ def _upscale_rows(
     group: int,
     kind: int,
     layout: int,
+    scale_stride: int,
     bits: int,
     mantissa: int,
     bias: int,
@@ -126,8 +126,7 @@ def _upscale_rows(
     }
     if live is not None:
         programs = min(programs, PROGRAMS)
-    stride = 0 if scale is None else column_stride(scale, order)
-    _upscale(programs, (data, scale, given, live, out), (count, stride), constants, num_warps=block.warps)
+    _upscale(programs, (data, scale, given, live, out), (count, scale_stride), constants, num_warps=block.warps)
 
 
 @Launcher
