@@ -5,6 +5,7 @@ from typing import ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import attrs
 import pytest
+from torch import Tensor
 from typing_extensions import override
 
 from moe_typed import Payload, StandardCombineInput, StandardDispatchOutput, UnsupportedError
@@ -131,6 +132,11 @@ class Choosy(Foreign):
 
 
 class NoDispatch(DispatchOutput[Payload, CombineInput]):
+    @property
+    @override
+    def live_rows(self) -> Tensor | None:
+        raise NotImplementedError
+
     @override
     def with_payload(self, payload: Q) -> DispatchOutput[Q, CombineInput]:
         raise NotImplementedError

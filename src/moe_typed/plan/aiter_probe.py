@@ -46,13 +46,16 @@ def probe_installed_aiter() -> AiterFacts | None:
 
 
 def probe_aiter_source(package: Path, version: str) -> AiterFacts:
-    """Return the facts of an AITER by its package folder. A file or a function that is not there can do nothing."""
+    """Return the facts of an AITER by its package folder. A file that is not there or not Python, and a function that is not there, can do nothing."""
     return AiterFacts(version, _quantizes_mxfp8(package / "ops" / "quant.py"), _passes_mxfp8(package / "fused_moe.py"))
 
 
 def _functions(file: Path) -> Iterator[ast.FunctionDef]:
-    if file.is_file():
-        yield from (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef))
+    try:
+        module = ast.parse(file.read_bytes())  # bytes, as the source says itself how it is encoded
+    except (FileNotFoundError, SyntaxError):
+        return
+    yield from (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef))
 
 
 def _quantizes_mxfp8(file: Path) -> bool:

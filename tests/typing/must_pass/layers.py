@@ -37,7 +37,7 @@ from moe_typed import (
     quantize_mxfp8,
     upscale_bf16,
 )
-from moe_typed.formats import AnyDenseRows, Bf16ExpertWeights, Fp8Block128ExpertWeights, MxFp8ExpertWeights, ScaledRows, UpGate
+from moe_typed.formats import AnyDenseRows, AnyScaledRows, Bf16ExpertWeights, Fp8Block128ExpertWeights, MxFp8ExpertWeights, UpGate
 from moe_typed.runners import ReferenceDenseWeights, ReferenceFp8Block128Weights, ReferenceMxFp8Weights
 
 
@@ -67,7 +67,7 @@ def as_one_layer(rows: Bf16Rows, routing: Routing[LogicalIds], checkpoint: Fp8Bl
 
 def behind_a_conversion(rows: Bf16Rows, routing: Routing[LogicalIds], weights: ReferenceDenseWeights) -> Tensor:
     experts = Experts(weights).accepting(upscale_bf16)
-    assert_type(experts, ConvertedExperts[ScaledRows])
+    assert_type(experts, ConvertedExperts[AnyScaledRows])
     assert_type(experts(StandardDispatcher(quantize_mxfp8).dispatch(rows, routing)), StandardCombineInput)
     return StandardDispatcher(quantize_fp8_block128).then(experts)(rows, routing)
 
@@ -98,7 +98,7 @@ def conversions(rows: Bf16Rows, block: Fp8Block128Rows) -> None:
     assert_type(bf16_as_is, Conversion[Bf16Rows, Bf16Rows])
     assert_type(quantize_fp8_block128, Conversion[AnyDenseRows, Fp8Block128Rows])
     assert_type(quantize_fp8_block128.run(rows), Fp8Block128Rows)
-    assert_type(upscale_bf16, Conversion[ScaledRows, Bf16Rows])
+    assert_type(upscale_bf16, Conversion[AnyScaledRows, Bf16Rows])
     assert_type(upscale_bf16.run(block), Bf16Rows)
 
 

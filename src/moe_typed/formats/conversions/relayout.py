@@ -2,7 +2,6 @@
 
 from typing import Final, final
 
-import torch
 from torch import Tensor
 
 from .. import e8m0
@@ -47,7 +46,7 @@ class Relayouts:
 def _require_powers_of_two(scale: Tensor, live: Tensor | None) -> None:
     """Raise ValueError for a scale that e8m0 cannot hold. Reads the scales, hence waits for their device: for once, and not for every forward."""
     counted = scale if live is None else scale[: int(live.item())]
-    if not bool(e8m0.is_power_of_two(counted).all()) or bool((counted < torch.finfo(torch.float32).tiny).any()):
+    if not bool(e8m0.is_power_of_two(counted).all()):
         raise ValueError(
             "pack_scales takes float32 scales that are powers of two, and these are not: the data would have to be quantised again. "
             "upscale_bf16 and then quantize_fp8_block128_packed does that"

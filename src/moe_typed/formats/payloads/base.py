@@ -71,10 +71,10 @@ def apply_groups(data: Tensor, scale: Tensor, group: int) -> Tensor:
     return (groups * scale.unsqueeze(2)).view(rows, hidden)
 
 
-def check_finite(payload: ScaledRows, scale: Tensor) -> None:
-    """Raise BoundaryError for a float32 scale that is not finite."""
+def check_finite(payload: ScaledRows, scale: Tensor, field: str = "scale") -> None:
+    """Raise BoundaryError for a float32 scale, of that field, that is not finite."""
     if not bool(torch.isfinite(scale).all()):
-        raise value_error(payload, "scale", "holds an infinity or a NaN", "the rows that were quantised held one")
+        raise value_error(payload, field, "holds an infinity or a NaN", "the rows that were quantised held one")
 
 
 def check_e8m0(payload: ScaledRows, scale: Tensor) -> None:

@@ -99,3 +99,4 @@ class NvFp4Rows(ScaledRows):
     @override
     def check_live(self, live: int) -> None:
         check_finite(self, self.scale[:live].to(torch.float32))
+        check_finite(self, self.global_scale.factor, "global_scale")

@@ -1,0 +1,121 @@
+"""Rows in every format, and what they mean: decoded byte by byte in float64, from addresses in memory, without the code under test."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moe_typed import Conversion, Fp32Rows, Payload, debug
+from moe_typed.formats import AnyDenseRows, Format, NvFp4Rows, ScaledRows, ScaleOrder, quantizers
+
+FN, FNUZ, FP4, E8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2, torch.float8_e8m0fnu
+
+DENSE_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+QUANTIZERS: Final[Mapping[type[Payload], Conversion[AnyDenseRows, ScaledRows]]] = {
+    value.target: value for value in vars(quantizers).values() if isinstance(value, Conversion)
+}
+
+
+def noise(rows: int, hidden: int, seed: int = 0, spread: int = 20) -> Tensor:
+    """Return float32 rows whose groups of 16 differ in size by powers of two up to ``spread`` either way."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.exp2(torch.randint(-spread, spread + 1, (rows, hidden // 16), generator=generator).float()).repeat_interleave(16, 1)
+    return torch.randn(rows, hidden, generator=generator) * sizes
+
+
+def quantized(target: type[Payload], data: Tensor) -> ScaledRows:
+    """Return float32 rows in a format with scales."""
+    with debug("strict"):
+        return QUANTIZERS[target].run(Fp32Rows(data))
+
+
+# ---- numbers -----------------------------------------------------------------------------------------------------------------------
+
+
+def minifloat(code: int, mantissa: int, bias: int, bits: int) -> float:
+    """Return the value of a code with a sign and subnormals; the codes of NaN are not looked at."""
+    sign = -1.0 if code >> (bits - 1) else 1.0
+    exponent, fraction = code >> mantissa & (1 << (bits - 1 - mantissa)) - 1, code & (1 << mantissa) - 1
+    return sign * math.ldexp(fraction + (exponent > 0) * 2**mantissa, max(exponent, 1) - bias - mantissa)
+
+
+def e8m0_value(code: int) -> float:
+    return math.nan if code == 255 else math.ldexp(1.0, code - 127)
+
+
+E4M3FN: Final = [math.nan if code & 0x7F == 0x7F else minifloat(code, 3, 7, 8) for code in range(256)]
+E4M3FNUZ: Final = [math.nan if code == 0x80 else minifloat(code, 3, 8, 8) for code in range(256)]
+E2M1: Final = [minifloat(code, 1, 1, 4) for code in range(16)]
+TABLES: Final = {
+    FN: E4M3FN,
+    FNUZ: E4M3FNUZ,
+    torch.int8: [float(code - 256 if code > 127 else code) for code in range(256)],
+    FP4: E2M1,
+}
+
+
+def table(dtype: torch.dtype) -> Tensor:
+    """Return the values of all codes of a data dtype, float64."""
+    return torch.tensor(TABLES[dtype], dtype=torch.float64)
+
+
+def codes_of(data: Tensor) -> Tensor:
+    """Return the codes of the data one by one, int64; those of fp4 from the low nibble of each byte on."""
+    codes = data.view(torch.uint8).long()
+    return torch.stack((codes & 15, codes >> 4), -1).flatten(-2) if data.dtype == FP4 else codes
+
+
+# ---- scales ------------------------------------------------------------------------------------------------------------------------
+
+
+def memory(tensor: Tensor) -> list[int]:
+    """Return the bytes from the first element of a tensor to the end of its memory."""
+    words = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())[tensor.storage_offset() * tensor.dtype.itemsize :]
+    return [int(byte) for byte in words]
+
+
+def scale_address(fmt: Format, rows: int, hidden: int) -> Callable[[int, int], int]:
+    """Return where the scale of (row, channel) lies, in elements of the scale's own dtype, or bytes where several share an element."""
+    scale = fmt.scale
+    assert scale is not None
+    width = scale.group[1] or hidden
+    groups, aligned = hidden // width, -(-rows // 4) * 4
+
+    def address(row: int, channel: int) -> int:
+        group = channel // width
+        match scale.order:
+            case ScaleOrder.SCALAR:
+                return 0
+            case ScaleOrder.PER_ROW | ScaleOrder.ROW_MAJOR:
+                return row * groups + group
+            case ScaleOrder.COLUMN_MAJOR_ALIGNED:
+                return (group // scale.per_element * aligned + row) * scale.per_element + group % scale.per_element
+            case ScaleOrder.SWIZZLED_128X4:
+                tile = row // 128 * -(-groups // 4) + group // 4
+                return tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + group % 4
+
+    return address
+
+
+def scale_table(payload: ScaledRows) -> Tensor:
+    """Return the scale of each value, float64 (rows, hidden), read from memory; that of nvfp4 with the global scale, rounded to float32."""
+    fmt, rows, hidden = payload.format, payload.rows, payload.hidden
+    scale = fmt.scale
+    assert scale is not None
+    address, held = scale_address(fmt, rows, hidden), memory(payload.scale)
+    if scale.dtype == torch.float32:
+        values = torch.tensor(held, dtype=torch.uint8).view(torch.float32).double().tolist()
+    elif scale.dtype == FN:
+        values = [E4M3FN[byte] for byte in held]
+    else:
+        values = [e8m0_value(byte) for byte in held]
+    found = torch.tensor([[values[address(row, channel)] for channel in range(hidden)] for row in range(rows)], dtype=torch.float64)
+    found = found.view(rows, hidden)
+    return (found * payload.global_scale.factor.double()).float().double() if isinstance(payload, NvFp4Rows) else found
+
+
+def meaning(payload: ScaledRows) -> Tensor:
+    """Return the values of a payload, float64 (rows, hidden)."""
+    return table(payload.format.data_dtype)[codes_of(payload.data)] * scale_table(payload)
