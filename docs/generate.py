@@ -3,10 +3,15 @@
 A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
 """
 
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
+
+import attrs
+from cattrs.preconf.json import make_converter
 
 from moe_typed.formats import AnyConversion, Conversion, catalogue, quantizers, relayouts, round_bf16, upscalers
 from moe_typed.formats.conversions.upscale import SCALED
@@ -96,6 +101,48 @@ def _output(post: Callable[..., object]) -> str:
     return str(getattr(first, "__qualname__", first))
 
 
+@attrs.frozen
+class Timed:
+    """One measured cell of a benchmark's JSON."""
+
+    cell: str
+    rows: int
+    implementation: str
+    graph_us: float
+    floor_us: float
+
+
+@attrs.frozen
+class Run:
+    """One run of a benchmark."""
+
+    device: str
+    torch: str
+    triton: str
+    rows: tuple[Timed, ...]
+
+
+def figures_routing() -> str:
+    """Return the figures of the routing kernels."""
+    run = make_converter().structure(json.loads((ROOT / "benchmarks" / "results" / "h200_routing.json").read_text()), Run)
+    sizes = sorted({timed.rows for timed in run.rows})
+    lines: list[tuple[str, ...]] = []
+    for cell in dict.fromkeys(timed.cell for timed in run.rows):
+        found = {(timed.implementation, timed.rows): timed for timed in run.rows if timed.cell == cell}
+        others = [name for name in dict.fromkeys(name for name, _ in found) if name != "moe_typed"]
+        ours = [found["moe_typed", size] for size in sizes]
+        lines.append((cell, "moe_typed", *(f"{timed.graph_us:.1f} (floor {timed.floor_us:.1f})" for timed in ours)))
+        for name in others:
+            cells = (found[name, timed.rows] for timed in ours)
+            lines.append(("", name, *(_compared(other, timed) for other, timed in zip(cells, ours, strict=True))))
+    head = ("what", "how", *(f"{size} rows" for size in sizes))
+    return f"{run.device}, torch {run.torch}, Triton {run.triton}.\n\n" + _table(head, lines)
+
+
+def _compared(other: Timed, ours: Timed) -> str:
+    return "no graph" if math.isnan(other.graph_us) else f"{other.graph_us:.1f} ({other.graph_us / ours.graph_us:.1f}x)"
+
+
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "payload-formats": payload_formats,
     "weight-formats": weight_formats,
@@ -103,6 +150,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "acceptance": acceptance,
     "transitions": transitions,
     "diagram": diagram,
+    "figures-routing": figures_routing,
 }
 
 

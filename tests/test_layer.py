@@ -290,6 +290,11 @@ def test_converted_experts_name_what_their_conversion_takes() -> None:
         loosely(StandardDispatcher(bf16_as_is).then, converted)
 
 
+def test_experts_refuse_weights_that_are_not_prepared() -> None:
+    with pytest.raises(TypeError, match="weights that are prepared for a runner, as prepare_reference does; got Fp8Block128ExpertWeights"):
+        loosely(Experts, block_weights())
+
+
 def test_experts_refuse_a_payload_outside_their_accept_set_on_every_call() -> None:
     rows = quantize_mxfp8.run(Bf16Rows(random(1, WIDE).bfloat16()))
     dispatched = StandardDispatcher(quantize_mxfp8).dispatch(Bf16Rows(random(1, WIDE).bfloat16()), given_routing([[0]], experts=2))

@@ -65,9 +65,16 @@ class ExpertStage(ABC, Generic[P_contra]):
 
 @final
 class Experts(ExpertStage[P_contra]):
-    """The experts of one layer over weights that are prepared for a runner. Raises: UnsupportedError for an activation the runner cannot do."""
+    """The experts of one layer over weights that are prepared for a runner.
+
+    Raises: TypeError for weights that are not prepared; UnsupportedError for an activation that the runner cannot do.
+    """
 
     def __init__(self, weights: PreparedWeights[AnyRunner, P_contra], activation: Activation = _SILU) -> None:
+        if not isinstance(weights, PreparedWeights):  # pyright: ignore[reportUnnecessaryIsInstance]  not every caller runs a checker
+            raise TypeError(
+                f"experts are made of weights that are prepared for a runner, as prepare_reference does; got {type(weights).__qualname__}"
+            )
         self.weights = weights
         self._runner = weights.runner(activation)
         self._accepts = weights.accepts()

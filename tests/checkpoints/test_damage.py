@@ -1,6 +1,7 @@
 """Damaged and foreign checkpoints: each is one CheckpointError that names the file and what is wrong in it."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,12 @@ def test_bad_json(name: str, case: str, tmp_path: Path, write_model: WriteModel)
     assert _refused(tmp_path).file == tmp_path / name
 
 
+def test_a_config_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    error = _refused(tmp_path)
+    assert (error.file, error.reason) == (tmp_path / "config.json", "is not a file")
+
+
 OPTIONS: dict[str, tuple[str, dict[str, object], str]] = {
     "sizes of the wrong type": ("qwen3_moe", {"hidden_size": "64"}, "hidden_size"),
     "a fraction": ("qwen3_moe", {"hidden_size": 64.0}, "hidden_size"),
@@ -53,6 +60,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object], str]] = {
     "zero": ("qwen3_moe", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
     "NaN": ("qwen3_moe", {"num_local_experts": float("nan")}, "num_local_experts"),
     "no experts": ("qwen3_moe", {"num_local_experts": 0}, "num_local_experts"),
+    "a number that no float holds": ("deepseek_v3", {"routed_scaling_factor": 10**400}, "routed_scaling_factor"),
     "huge": ("qwen3_moe", {"num_local_experts": 10**30}, "num_local_experts"),
     "more experts than there are": ("qwen3_moe", {"num_local_experts": 10**9}, f"{ROOT}.gate.weight"),
     "more layers than there are": ("qwen3_moe", {"num_hidden_layers": 10**9}, "num_hidden_layers"),

@@ -53,6 +53,14 @@ def test_run_is_within_tolerance(checkpoint: Path, wire: str, tokens: str) -> No
     assert main(["run", str(checkpoint), "--device", "cpu", "--wire", wire, "--tokens", tokens]) == GOOD
 
 
+def test_a_path_is_printed_as_it_is(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = checkpoint / "a[" / "red] :smile:"  # a closing tag and an emoji to rich
+    folder.mkdir(parents=True)
+    write_demo_checkpoint(folder)
+    assert main(["run", str(folder), "--device", "cpu"]) == GOOD
+    assert capsys.readouterr().out.startswith(f"{folder}: Qwen3-MoE, layer 0\n")
+
+
 def test_the_same_seed_gives_the_same_error(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def error(seed: str) -> str:
         assert main(["run", str(checkpoint), "--device", "cpu", "--seed", seed]) == GOOD
@@ -133,6 +141,7 @@ def test_a_bad_checkpoint_exits_with_2_and_one_message(checkpoint: Path, damage,
         (["--layer", "-1"], "layer -1"),
         (["--device", "nonsense"], "nonsense"),
         (["--device", "cuda:99"], "cuda:99"),
+        (["--device", "meta"], "cpu or cuda"),
         (["--runner", "triton"], "CUDA device"),
     ],
 )
@@ -141,11 +150,22 @@ def test_a_request_that_cannot_be_met_exits_with_2(checkpoint: Path, arguments: 
     assert fragment in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--tokens", "-1"], ["--tokens", "many"], ["--wire", "int3"], ["--runner", "magic"]])
+@pytest.mark.parametrize(
+    "arguments", [["--tokens", "-1"], ["--tokens", "many"], ["--tokens", str(10**30)], ["--seed", "-1"], ["--wire", "int3"], ["--runner", "magic"]]
+)
 def test_arguments_that_do_not_parse_exit_with_2(checkpoint: Path, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["run", str(checkpoint), *arguments])
     assert caught.value.code == BAD_INPUT
+
+
+def test_more_rows_than_memory_exit_with_2(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def allocate(*_: object) -> bool:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2199023254528 bytes")
+
+    monkeypatch.setattr(run, "run_checkpoint", allocate)
+    assert main(["run", str(checkpoint), "--device", "cpu"]) == BAD_INPUT
+    assert capsys.readouterr().err.startswith("moe-typed: out of memory: ")
 
 
 SIZES = ["plan", "--device", "cpu", "--experts", "8", "--top-k", "2", "--hidden", "256", "--inter", "128"]
@@ -167,6 +187,24 @@ def test_plan_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plan_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(checkpoint), "--device", "cpu", "--json"]) == GOOD
     assert from_json(capsys.readouterr().out).problem.num_experts == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (["--top-k", "9"], "top_k is 9, but there are 8 experts"),
+        (["--activation", "gelu"], "activation is gelu; it does silu, swiglu-oai"),
+        (["--weights", "fp8-block128", "--inter", "64"], "inter = 64 is not a multiple of 128"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_not_planned(arguments: list[str], fragment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SIZES, *arguments]) == BAD_INPUT
+    assert fragment in capsys.readouterr().err
+
+
+def test_plan_takes_a_checkpoint_or_sizes(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(checkpoint), "--device", "cpu", "--top-k", "1", "--weights", "mxfp8"]) == BAD_INPUT
+    assert "the checkpoint says what --top-k, --weights would" in capsys.readouterr().err
 
 
 def test_plan_without_sizes_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,16 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 import torch
+import triton
+from packaging.version import Version
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _HAS_CUDA = torch.cuda.is_available()
+
+# Relative error of a router weight. Before 3.9, Triton's interpreter rounds an fma twice, which loses what the kernels put back into an exponential.
+WEIGHT_RTOL = 1e-6 if _HAS_CUDA or Version(triton.__version__) >= Version("3.9") else 1e-5
 
 on_cuda = (pytest.mark.cuda, pytest.mark.skipif(not _HAS_CUDA, reason="needs a CUDA device"))
 on_cpu = (pytest.mark.skipif(_HAS_CUDA, reason="kernels are compiled for the CUDA device, not interpreted"),)

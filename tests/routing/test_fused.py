@@ -22,7 +22,7 @@ from moe_typed.routing import (
     in_order,
     mask_padded,
 )
-from tests.ops.support import devices, dtypes, in_one_graph, on_cuda
+from tests.ops.support import WEIGHT_RTOL, devices, dtypes, in_one_graph, on_cuda
 from tests.routing.support import count, random, same
 
 # The interpreter computes infinities that the kernel throws away, and numpy warns of each.
@@ -89,7 +89,7 @@ def test_a_fused_rule_is_the_rule(device: str, dtype: torch.dtype, live: str, na
         clear = decided(rule, logits)
         assert int(clear.sum()) >= rows // 2
         assert torch.equal(found.topk_ids[clear], expected.topk_ids[clear])
-        torch.testing.assert_close(found.topk_weights[clear], expected.topk_weights[clear], rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(found.topk_weights[clear], expected.topk_weights[clear], rtol=WEIGHT_RTOL, atol=1e-8)
         assert (repr(found.scaling), found.renormalized, found.live) == (repr(expected.scaling), expected.renormalized, expected.live)
         assert (found.space, found.num_experts, found.num_shared) == (LogicalIds, experts, 0)
 
@@ -108,7 +108,7 @@ def test_a_fused_hash_rule_is_the_rule(device: str, dtype: torch.dtype, live: st
         with debug("strict"):
             expected, found = rule.route(logits, tokens, counted), fused.FusedHashRouter(rule).route(logits, tokens, counted)
         assert torch.equal(found.topk_ids, expected.topk_ids)
-        torch.testing.assert_close(found.topk_weights, expected.topk_weights, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(found.topk_weights, expected.topk_weights, rtol=WEIGHT_RTOL, atol=1e-8)
         assert (found.scaling, found.live, found.num_experts) == (rule.scaling, expected.live, 384)
 
 
@@ -187,7 +187,7 @@ def without_kernels(logits: Tensor, bias: Tensor, live: Tensor, masked: Tensor) 
 
 def check(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
     assert torch.equal(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found[1], expected[1], rtol=WEIGHT_RTOL, atol=1e-8)
 
 
 @devices

@@ -1,5 +1,7 @@
 """Id spaces, live rows, the way to local ids, and who scales."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,21 @@ from moe_typed import (
     from_topk,
     localize,
 )
-from moe_typed.routing import Ids, live_mask
+from moe_typed.routing import (
+    Ids,
+    RankSharedSlots,
+    SharedSlots,
+    StaticPlacement,
+    append_rank_shared,
+    append_shared,
+    fill_nowhere,
+    from_int64_topk,
+    from_sink,
+    in_order,
+    int64_ids,
+    live_mask,
+    to_sink,
+)
 
 
 def ids(*rows: list[int]) -> Tensor:
@@ -131,6 +147,40 @@ def test_what_an_engine_chose() -> None:
     assert routing.topk_weights is weights
     assert (routing.space, routing.num_experts, routing.live, routing.renormalized, routing.num_shared) == (LogicalIds, 4, 1, False, 0)
     assert isinstance(routing.scaling, Settled)
+
+
+def test_int64_ids_come_and_go_by_name() -> None:
+    topk_ids = torch.tensor([[1, 0]])
+    routing = from_int64_topk(topk_ids, torch.ones(1, 2), 4, renormalized=False)
+    assert torch.equal(routing.topk_ids, ids([1, 0]))
+    assert (routing.topk_ids.dtype, routing.renormalized) == (torch.int32, False)
+    assert torch.equal(int64_ids(routing), topk_ids)
+    assert int64_ids(routing).dtype == torch.int64
+    with pytest.raises(TypeError, match=r"the ids must be int64; got torch\.int32"):
+        from_int64_topk(ids([1, 0]), torch.ones(1, 2), 4)
+
+
+LOGICAL = logical(ids([0, 3]))
+PADDED, LOCAL = in_order(LOGICAL), localize(LOGICAL, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("convert", "given", "more", "expected"),
+    [
+        (localize, LOCAL, (0, 4), "LogicalIds"),
+        (in_order, PADDED, (), "LogicalIds"),
+        (StaticPlacement(torch.arange(4, dtype=torch.int32), 4).place, PADDED, (), "LogicalIds"),
+        (fill_nowhere, LOGICAL, (), "PaddedPhysicalIds"),
+        (to_sink, LOGICAL, (), "LocalIds"),
+        (to_sink, to_sink(LOCAL), (), "LocalIds"),
+        (from_sink, LOCAL, (), "LocalSinkIds"),
+        (append_shared, PADDED, (SharedSlots(1, Settled()),), "LogicalIds"),
+        (append_rank_shared, LOGICAL, (RankSharedSlots(1, 2, 0, 2, Settled()),), "PaddedPhysicalIds"),
+    ],
+)
+def test_a_conversion_takes_its_own_space_alone(convert: Callable[..., object], given: Routing[Ids], more: tuple[object, ...], expected: str) -> None:
+    with pytest.raises(BoundaryError, match=rf"Routing\.space: is {given.space.__qualname__}, expected {expected}"):
+        convert(given, *more)
 
 
 def test_settled_changes_nothing_and_pending_multiplies() -> None:

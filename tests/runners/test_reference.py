@@ -232,6 +232,19 @@ def test_input_and_routing_must_have_the_same_rows() -> None:
 
 
 @pytest.mark.parametrize(
+    ("hidden", "experts", "reason"),
+    [
+        (HIDDEN + 1, EXPERTS, f"has hidden = {HIDDEN + 1} inside, but hidden = {HIDDEN} here"),
+        (HIDDEN, EXPERTS + 1, f"has experts = {EXPERTS + 1} inside, but experts = {EXPERTS} here"),
+        (HIDDEN, EXPERTS - 1, f"has experts = {EXPERTS - 1} inside, but experts = {EXPERTS} here"),
+    ],
+)
+def test_rows_must_fit_the_weights(hidden: int, experts: int, reason: str) -> None:
+    with debug("layout"), pytest.raises(BoundaryError, match=reason):
+        run(Fp32Rows(random(1, hidden)), routing(torch.tensor([[0]]), experts=experts), prepare_reference(weights()).runner(SiluAndMul()))
+
+
+@pytest.mark.parametrize(
     ("gate", "up", "expected"),
     [
         (1.0, 2.0, 1 / (1 + math.exp(-1.702)) * 3),

@@ -59,7 +59,8 @@ class CheckWriter:
                 case TypeObjectSpec():
                     bounds = self._constant(field.spec.bounds)
                     test = f"isinstance({_local(field)}, type) and issubclass({_local(field)}, {bounds})"
-                    self._require(field, f"not ({test})", self._wrong_class(field))
+                    came = f"({_local(field)}.__name__ if isinstance({_local(field)}, type) else 'of type ' + type({_local(field)}).__name__)"
+                    self._require(field, f"not ({test})", f"'is ' + {came} + {f', expected {field.declared}'!r}")
                 case OtherSpec():
                     hint = self._constant(field.spec.hint)
                     wrong = f"not _is_compiling() and not is_bearable({_local(field)}, {hint})"  # dynamo cannot trace beartype

@@ -22,7 +22,7 @@ def describe(value: object) -> str:
         items = cast("Collection[object]", value.items() if isinstance(value, dict) else value)
         text = f"{kind}({', '.join(map(describe, items))})"
     else:
-        text = repr(value)
+        text = " ".join(repr(value).split())  # in one line
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 

@@ -1,7 +1,6 @@
 """JSON files of a checkpoint, read with suspicion: every value is checked for its type and range when it is taken out."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast, final
@@ -25,6 +24,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def read_object(file: Path) -> Mapping[str, object]:
     """Return the object that a JSON file holds. Raises: CheckpointError for a file that cannot be read, or holds anything else."""
+    if file.exists() and not file.is_file():
+        raise CheckpointError("is not a file", file=file, expected="a JSON file")
     try:
         value: object = json.loads(file.read_bytes(), object_pairs_hook=_unique)
     except FileNotFoundError:
@@ -69,7 +70,7 @@ class Section:
         name, value = self._find(names)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 < value <= _MOST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:  # NaN is not, either
             raise self.fault(name, "a finite number above 0", value)
         return float(value)
 

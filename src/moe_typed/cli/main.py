@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import torch
 from rich.console import Console
 
 from ..boundary import BoundaryError
 from ..plan import RunnerRequest, Wire
 from ..runners import UnsupportedError
 from . import demo, plan, run
-from .options import RunOptions, positive, request
+from .options import RunOptions, request, whole
 from .render import print_formats
 
 GOOD: Final = 0
@@ -35,8 +36,8 @@ def _add_choices(parser: argparse.ArgumentParser, wire: str) -> None:
 def _add_run(parser: argparse.ArgumentParser, wire: str) -> None:
     _add_choices(parser, wire)
     parser.add_argument("--layer", type=int, default=None, help="which layer (default: the first that is MoE)")
-    parser.add_argument("--tokens", type=positive, default=16, help="how many rows of hidden states (default: 16)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random hidden states (default: 0)")
+    parser.add_argument("--tokens", type=whole(0), default=16, help="how many rows of hidden states (default: 16)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="seed of the random hidden states (default: 0)")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,8 +88,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _execute(arguments, Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH))
     except (BoundaryError, UnsupportedError, ValueError, OSError) as error:
-        print(f"moe-typed: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return _refuse(str(error))
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _refuse(f"out of memory: {error}")
+
+
+def _refuse(message: str) -> int:
+    print(f"moe-typed: {message}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Say whether an allocator of torch raised this: CUDA's has a class of its own, the CPU's only a message."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What the commands are told, parsed."""
 
 import argparse
-from typing import final
+from collections.abc import Callable
+from typing import Final, final
 
 import attrs
 import torch
@@ -30,19 +31,26 @@ class RunOptions:
     request: Request
 
 
-def positive(text: str) -> int:
-    """Parse a count of rows: zero is a normal batch, less is not. Raises: ArgumentTypeError."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows (0 or more)")
-    return value
+_MOST: Final = 2**31 - 1  # no count or size is larger, and torch takes all of them
+
+
+def whole(minimum: int) -> Callable[[str], int]:
+    """Return the parser of a whole number from ``minimum`` on. It raises: ArgumentTypeError."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = -1
+        if not minimum <= value <= _MOST:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum} to {_MOST}")
+        return value
+
+    return parse
 
 
 def request(runner: str, wire: str, device: str) -> Request:
-    """Parse the choices. Raises: ValueError for a device that torch does not know or that is not there."""
+    """Parse the choices. Raises: ValueError for a device that is neither the CPU nor a CUDA device that is there."""
     return Request(RunnerRequest(runner), Wire(wire), _device(device))
 
 
@@ -53,6 +61,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"torch knows no device {name!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"the device must be cpu or cuda; got {name!r}")
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise ValueError(f"there is no device {name} here; torch sees {torch.cuda.device_count()} CUDA devices")
     return device

@@ -8,11 +8,12 @@ from rich.console import Console
 
 from ..checkpoints import open_checkpoint
 from ..plan import MoEProblem, plan, probe_environment, to_json
-from .options import Request, positive, request
+from .options import Request, request, whole
 from .render import print_plan
 from .run import load_layer, problem_of
 
 _SIZES = ("experts", "top_k", "hidden", "inter")
+_FORMATS = {"model": "bf16", "weights": "bf16", "activation": "silu"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, nargs="?", help="plan for a layer of this checkpoint; else give the sizes")
     parser.add_argument("--layer", type=int, default=None, help="which layer of the checkpoint (default: the first that is MoE)")
     for name in _SIZES:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=positive, default=None)
-    parser.add_argument("--model", default="bf16", help="dtype of the model's rows: bf16, fp16 or fp32 (default: bf16)")
-    parser.add_argument("--weights", default="bf16", help="weight format, such as bf16, fp8-block128, mxfp8 (default: bf16)")
-    parser.add_argument("--activation", default="silu", help="silu or swiglu-oai (default: silu)")
-    parser.add_argument("--rows", type=positive, default=64, help="rows that the bytes are given for (default: 64)")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=whole(1))
+    parser.add_argument("--model", help="dtype of the model's rows: bf16, fp16 or fp32 (default: bf16)")
+    parser.add_argument("--weights", help="weight format, such as bf16, fp8-block128, mxfp8 (default: bf16)")
+    parser.add_argument("--activation", help="silu or swiglu-oai (default: silu)")
+    parser.add_argument("--rows", type=whole(0), default=64, help="rows that the bytes are given for (default: 64)")
 
 
 def _from_sizes(arguments: argparse.Namespace, asked: Request) -> MoEProblem:
@@ -36,9 +37,9 @@ def _from_sizes(arguments: argparse.Namespace, asked: Request) -> MoEProblem:
         top_k=arguments.top_k,
         hidden=arguments.hidden,
         inter=arguments.inter,
-        model=arguments.model,
-        weights=arguments.weights,
-        activation=arguments.activation,
+        model=arguments.model or _FORMATS["model"],
+        weights=arguments.weights or _FORMATS["weights"],
+        activation=arguments.activation or _FORMATS["activation"],
         rows=arguments.rows,
         wire=asked.wire,
         runner=asked.runner,
@@ -51,6 +52,9 @@ def print_report(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.checkpoint is None:
         problem = _from_sizes(arguments, asked)
     else:
+        given = [f"--{name.replace('_', '-')}" for name in (*_SIZES, *_FORMATS) if getattr(arguments, name) is not None]
+        if given:
+            raise ValueError(f"the checkpoint says what {', '.join(given)} would; give one or the other")
         # JSON goes to standard output alone, so that it can be piped.
         progress = Console(stderr=True) if arguments.json else console
         weights = load_layer(open_checkpoint(arguments.checkpoint), arguments.layer, torch.device("cpu"), progress)

@@ -35,14 +35,15 @@ def load_layer(checkpoint: Checkpoint, layer: int | None, device: torch.device, 
         raise ValueError(f"{checkpoint.directory}: no layer of this checkpoint is MoE")
     number = checkpoint.moe_layers[0] if layer is None else layer
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"loading layer {number}", total=None)
 
         def show(step: LoadProgress) -> None:
             progress.update(task, completed=step.done, total=step.total)
 
         weights = checkpoint.load_layer(number, progress=show, device=device)
-    console.print(f"{checkpoint.directory}: {checkpoint.family.name}, layer {number}")
+    # A path is no markup, and is not wrapped.
+    console.print(f"{checkpoint.directory}: {checkpoint.family.name}, layer {number}", markup=False, emoji=False, soft_wrap=True)
     return weights
 
 

@@ -11,6 +11,7 @@ from ..formats import (
     AnyConversion,
     Bf16Rows,
     DenseRows,
+    Format,
     Fp16Rows,
     Fp32Rows,
     Payload,
@@ -25,7 +26,7 @@ from ..formats import (
     upscale_fp16,
     upscale_fp32,
 )
-from ..runners import UnsupportedError
+from ..runners import ACTIVATIONS, UnsupportedError
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
 from ..stages import StandardCombineInput, StandardDispatchOutput
 from .problem import Environment, MoEProblem, RunnerRequest, Wire
@@ -89,10 +90,14 @@ def _wire_candidates(problem: MoEProblem, model: DenseModel, payloads: tuple[typ
 
 
 def _group_fault(wire: AnyConversion, problem: MoEProblem) -> str | None:
-    scale = wire.target.format.scale
-    if scale is None or problem.hidden % scale.group[1] == 0:
-        return None
-    return f"hidden = {problem.hidden} is not a multiple of {scale.group[1]}, the group of {wire.target.format.name}"
+    return _divisibility_fault(wire.target.format, hidden=problem.hidden)
+
+
+def _divisibility_fault(scaled: Format, **sizes: int) -> str | None:
+    """Say which size the scales of a format do not divide. Weights are reduced along both of theirs, so that the widest group counts."""
+    group = 1 if scaled.scale is None else max(scaled.scale.group)
+    faults = (f"{name} = {size} is not a multiple of {group}, the group of {scaled.name}" for name, size in sizes.items() if size % group)
+    return next(faults, None)
 
 
 def _try_acceptance(problem: MoEProblem, model: DenseModel, row: Acceptance) -> Route | Rejected:
@@ -125,6 +130,11 @@ def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel
     if not rows:
         known = ", ".join(row.weights.format.name for row in accepted_by(runner))
         return _reject(runner, RejectReason.WEIGHT_FORMAT, f"weights are {problem.weights}; it takes {known or 'none yet'}")
+    fault = _divisibility_fault(rows[0].weights.format, hidden=problem.hidden, inter=problem.inter)
+    if fault is not None:
+        return _reject(runner, RejectReason.DIVISIBILITY, fault)
+    if problem.activation not in ACTIVATIONS:
+        return _reject(runner, RejectReason.ACTIVATION, f"activation is {problem.activation}; it does {', '.join(ACTIVATIONS)}")
     return _try_acceptance(problem, model, rows[0])
 
 

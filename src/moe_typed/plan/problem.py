@@ -38,7 +38,7 @@ class RunnerRequest(enum.Enum):
 @final
 @attrs.frozen(kw_only=True)
 class MoEProblem:
-    """One MoE layer and what is asked of it.
+    """One MoE layer and what is asked of it. Raises: ValueError for sizes that no layer has.
 
     ``model`` and ``weights`` are format names ("bf16", "fp8-block128", ...); ``activation`` is an activation's name. ``rows`` sets the bytes in the
     report and nothing else.
@@ -54,6 +54,14 @@ class MoEProblem:
     rows: int
     wire: Wire = Wire.AUTO
     runner: RunnerRequest = RunnerRequest.AUTO
+
+    def __attrs_post_init__(self) -> None:
+        for name, least in (("num_experts", 1), ("top_k", 1), ("hidden", 1), ("inter", 1), ("rows", 0)):
+            value: int = getattr(self, name)
+            if value < least:
+                raise ValueError(f"{name} is {value}; it must be {least} or more")
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k is {self.top_k}, but there are {self.num_experts} experts")
 
 
 @final

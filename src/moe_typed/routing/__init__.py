@@ -16,7 +16,7 @@ from .residence import (
     sink_mask,
     to_sink,
 )
-from .routing import DeviceCount, Routing, from_topk, live_mask, live_tensor, localize
+from .routing import DeviceCount, Routing, from_int64_topk, from_topk, int64_ids, live_mask, live_tensor, localize
 from .scaling import Pending, RoutedScaling, Settled
 from .shared import RankSharedSlots, SharedSlots, append_rank_shared, append_shared
 from .topk import GroupedTopK, HashTopK, Router, ScoredTopK, Selection, SoftmaxTopK, TopKSoftmax
@@ -60,9 +60,11 @@ __all__ = [
     "append_shared",
     "contiguous_map",
     "fill_nowhere",
+    "from_int64_topk",
     "from_sink",
     "from_topk",
     "in_order",
+    "int64_ids",
     "live_mask",
     "live_tensor",
     "localize",

@@ -41,8 +41,9 @@ class Placement(ABC):
     def place(self, routing: Routing[LogicalIds, S]) -> Routing[PaddedPhysicalIds, S]:
         """Return the routing over slots. A route that goes nowhere still does, with -1 and weight 0: so do all of a padding row.
 
-        Raises: ValueError when the routing is over another number of experts.
+        Raises: ValueError when the routing is over another number of experts; BoundaryError for ids in another space.
         """
+        routing.demand(LogicalIds)
         if routing.num_experts != self.num_experts:
             raise ValueError(f"the placement holds {self.num_experts} experts, but the routing is over {routing.num_experts}")
         nowhere = _nowhere(routing)
@@ -151,6 +152,7 @@ def _nowhere(routing: Routing[LogicalIds, S] | Routing[PaddedPhysicalIds, S]) ->
 
 def in_order(routing: Routing[LogicalIds, S]) -> Routing[PaddedPhysicalIds, S]:
     """Return the routing where expert e has slot e and no other: the placement of an engine without redundant experts. The tensors are the same."""
+    routing.demand(LogicalIds)
     return routing.moved(routing.topk_ids, routing.topk_weights, PaddedPhysicalIds, routing.num_experts)
 
 
@@ -161,6 +163,7 @@ def fill_nowhere(routing: Routing[PaddedPhysicalIds, S], slot: int = 0) -> Routi
     """
     if not 0 <= slot < routing.num_experts:
         raise ValueError(f"slot {slot} is not one of the {routing.num_experts} slots")
+    routing.demand(PaddedPhysicalIds)
     nowhere = _nowhere(routing)
     weights = torch.where(nowhere, 0.0, routing.topk_weights)
     return routing.moved(torch.where(nowhere, slot, routing.topk_ids), weights, PhysicalIds, routing.num_experts)

@@ -113,11 +113,13 @@ def localize_by_map(routing: Routing[I, S], expert_map: ExpertMap[I]) -> Routing
 
 def to_sink(routing: Routing[LocalIds, S]) -> Routing[LocalSinkIds, S]:
     """Return the routing with every -1 sent to the sink slot, ``num_experts`` of the routing."""
+    routing.demand(LocalIds)
     ids = torch.where(routing.topk_ids < 0, routing.num_experts, routing.topk_ids)
     return routing.moved(ids, routing.topk_weights, LocalSinkIds, routing.num_experts)
 
 
 def from_sink(routing: Routing[LocalSinkIds, S]) -> Routing[LocalIds, S]:
     """Return the routing with every id at the sink slot turned back to -1."""
+    routing.demand(LocalSinkIds)
     ids = torch.where(routing.topk_ids == routing.num_experts, -1, routing.topk_ids)
     return routing.moved(ids, routing.topk_weights, LocalIds, routing.num_experts)

@@ -46,6 +46,12 @@ class Routing(Generic[I_co, S_co]):
     num_shared: int = 0
     first_shared: int | None = None
 
+    def demand(self, space: type[Ids]) -> None:
+        """Raise BoundaryError unless the ids are in ``space``: at every debug level, for callers that no checker has read."""
+        if self.space is not space:
+            hint = "ids are mapped once, and each map takes the space that it is for"
+            raise value_error(self, "space", f"is {self.space.__qualname__}, expected {space.__qualname__}", hint)
+
     def moved(self, topk_ids: Tensor, topk_weights: Tensor, space: type[J], num_experts: int) -> "Routing[J, S_co]":
         """Return the routing with other ids and weights, in another id space over other slots; where the shared slots went is not known."""
         return Routing(topk_ids, topk_weights, space, num_experts, self.scaling, self.renormalized, self.live, self.num_shared)
@@ -118,8 +124,9 @@ def localize(routing: Routing[LogicalIds, S], first: int, count: int) -> Routing
     """Return the routing over the ``count`` experts from ``first`` on, which this rank holds.
 
     A route to any other expert, and every route of a padding row, becomes -1 and keeps its place, its weight set to 0.
-    Raises: ValueError when the range does not lie within the experts.
+    Raises: ValueError when the range does not lie within the experts; BoundaryError for ids in another space.
     """
+    routing.demand(LogicalIds)
     if first < 0 or count < 1 or first + count > routing.num_experts:
         raise ValueError(f"experts {first}..{first + count - 1} do not lie within the {routing.num_experts} experts of this routing")
     ids = routing.topk_ids - first
@@ -130,3 +137,15 @@ def localize(routing: Routing[LogicalIds, S], first: int, count: int) -> Routing
 def from_topk(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, *, renormalized: bool = True) -> Routing[LogicalIds, Settled]:
     """Return the routing that an engine's own router chose: logical ids, nothing left to scale, every row live."""
     return Routing(topk_ids, topk_weights, LogicalIds, num_experts, Settled(), renormalized, topk_ids.shape[0])
+
+
+def from_int64_topk(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, *, renormalized: bool = True) -> Routing[LogicalIds, Settled]:
+    """Do the same for a router whose ids are int64, as those of torch.topk are. Raises: TypeError for ids of any other dtype."""
+    if topk_ids.dtype != torch.int64:
+        raise TypeError(f"the ids must be int64; got {topk_ids.dtype}")
+    return from_topk(topk_ids.to(torch.int32), topk_weights, num_experts, renormalized=renormalized)
+
+
+def int64_ids(routing: Routing[Ids]) -> Tensor:
+    """Return the ids of a routing as int64 (rows, k), for libraries that take no other (DeepEP's dispatch)."""
+    return routing.topk_ids.to(torch.int64)

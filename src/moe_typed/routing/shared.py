@@ -67,6 +67,7 @@ def append_rank_shared(routing: Routing[PaddedPhysicalIds, S], slots: RankShared
 
 def append_with(function: Append, routing: Routing[LogicalIds, S], slots: SharedSlots[S]) -> Routing[LogicalIds, S]:
     """Do ``append_shared`` by an implementation of the kernel."""
+    routing.demand(LogicalIds)
     _check(routing, slots.scaling)
     if slots.num_shared <= 0:
         return routing
@@ -78,6 +79,7 @@ def append_with(function: Append, routing: Routing[LogicalIds, S], slots: Shared
 
 def append_rank_with(function: AppendInterleaved, routing: Routing[PaddedPhysicalIds, S], slots: RankSharedSlots[S]) -> Routing[PaddedPhysicalIds, S]:
     """Do ``append_rank_shared`` by an implementation of the kernel."""
+    routing.demand(PaddedPhysicalIds)
     _check(routing, slots.scaling)
     if not 0 <= slots.ep_rank < slots.ep_size or slots.ep_size * slots.num_local_routed != routing.num_experts:
         raise ValueError(

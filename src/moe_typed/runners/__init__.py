@@ -1,6 +1,6 @@
 """Runners: what turns dispatched rows into expert results, each with the weights prepared for it."""
 
-from .activations import Activation, SiluAndMul, SwigluOai
+from .activations import ACTIVATIONS, Activation, SiluAndMul, SwigluOai
 from .base import PreparedWeights, Runner, UnsupportedError
 from .reference import (
     ReferenceDenseWeights,
@@ -12,6 +12,7 @@ from .reference import (
 )
 
 __all__ = [
+    "ACTIVATIONS",
     "Activation",
     "PreparedWeights",
     "ReferenceDenseWeights",

@@ -1,7 +1,7 @@
 """What happens between the two grouped GEMMs, as frozen values with their parameters."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, final
+from typing import ClassVar, Final, final
 
 import attrs
 import torch
@@ -48,3 +48,7 @@ class SwigluOai(Activation):
         gate = gate.clamp(max=self.limit)
         up = up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(self.alpha * gate) * (up + 1)
+
+
+ACTIVATIONS: Final = (SiluAndMul.name, SwigluOai.name)
+"""The names of all activations; every runner does all of them."""

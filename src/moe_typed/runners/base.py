@@ -1,11 +1,11 @@
 """The bases of runners and of the weights that are prepared for them."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar, get_args, get_origin
+from typing import ClassVar, Generic, TypeVar, final, get_args, get_origin
 
-from ..boundary import BoundaryError
-from ..formats import Payload
-from ..stages import RunnerInput, RunnerOutput
+from ..boundary import BoundaryError, boundary
+from ..formats import ExpertWeights, GateUpOrder, Payload
+from ..stages import FlatRowsInput, RunnerInput, RunnerOutput
 from .activations import Activation
 
 RI_contra = TypeVar("RI_contra", bound=RunnerInput, contravariant=True)
@@ -26,6 +26,15 @@ class Runner(ABC, Generic[RI_contra, RO_co]):
     @abstractmethod
     def run(self, runner_input: RI_contra, /) -> RO_co:
         """Run both grouped GEMMs. An empty batch launches nothing and returns an empty result of the right dtype and width."""
+
+
+@final
+@boundary
+class FlatRowsMeetWeights:
+    """Where a runner brings flat rows and weights together: with debug on, both have one hidden width, one number of experts, one device."""
+
+    weights: ExpertWeights[GateUpOrder]
+    runner_input: FlatRowsInput
 
 
 class PreparedWeights(ABC, Generic[R_co, P_contra]):

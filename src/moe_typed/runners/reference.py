@@ -26,7 +26,7 @@ from ..formats import (
 )
 from ..stages import FlatRowsInput, RunnerInput, SummedRowsOutput
 from .activations import Activation
-from .base import PreparedWeights, Runner
+from .base import FlatRowsMeetWeights, PreparedWeights, Runner
 
 DenseWeights: TypeAlias = Bf16ExpertWeights[GateUpOrder] | Fp16ExpertWeights[GateUpOrder] | Fp32ExpertWeights[GateUpOrder]
 
@@ -67,6 +67,7 @@ class ReferenceRunner(Runner[FlatRowsInput, SummedRowsOutput]):
 
     @override
     def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
+        FlatRowsMeetWeights(self.weights, runner_input)
         routing = runner_input.routing
         rows = runner_input.payload.dequantize()
         total = reference_experts(rows, routing.topk_ids, routing.topk_weights, self.weights, self.activation)

@@ -22,7 +22,7 @@ from ...ops.sum_routes.triton import sum_routes
 from ...routing import Ids, Routing
 from ...stages import FlatRowsInput, RunnerInput, SummedRowsOutput
 from ..activations import Activation, SiluAndMul, SwigluOai
-from ..base import Runner, UnsupportedError
+from ..base import FlatRowsMeetWeights, Runner, UnsupportedError
 from .weights import TritonExpertWeights
 
 
@@ -40,6 +40,7 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
 
     @override
     def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
+        FlatRowsMeetWeights(self.weights, runner_input)
         weights, payload, routing = self.weights, runner_input.payload, runner_input.routing
         rows, top_k = routing.topk_ids.shape
         live = _live_count(routing)
