@@ -10,17 +10,34 @@ from typing import Final, Never, final
 import attrs
 
 from ..formats import (
+    AwqExpertWeights,
     Bf16ExpertWeights,
     ExpertWeights,
     Fp8Block128ExpertWeights,
+    Fp8ChannelExpertWeights,
+    Fp8TensorExpertWeights,
     Fp16ExpertWeights,
     Fp32ExpertWeights,
     GateUpOrder,
+    GptqExpertWeights,
+    Int8ChannelExpertWeights,
+    MxFp4ExpertWeights,
     MxFp8ExpertWeights,
+    NvFp4ExpertWeights,
     Payload,
 )
 from .base import PreparedWeights
-from .reference import ReferenceDenseWeights, ReferenceFp8Block128Weights, ReferenceMxFp8Weights
+from .reference import (
+    ReferenceDenseWeights,
+    ReferenceFp8Block128Weights,
+    ReferenceFp8ChannelWeights,
+    ReferenceFp8TensorWeights,
+    ReferenceInt4Weights,
+    ReferenceInt8ChannelWeights,
+    ReferenceMxFp4Weights,
+    ReferenceMxFp8Weights,
+    ReferenceNvFp4Weights,
+)
 from .triton import TritonBf16Weights, TritonFp8Block128Weights, TritonFp16Weights, TritonFp32Weights
 
 
@@ -55,8 +72,15 @@ ACCEPTANCE: Final = (
     Acceptance(RunnerName.REFERENCE, Bf16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp32ExpertWeights, ReferenceDenseWeights),
+    Acceptance(RunnerName.REFERENCE, Fp8TensorExpertWeights, ReferenceFp8TensorWeights),
+    Acceptance(RunnerName.REFERENCE, Fp8ChannelExpertWeights, ReferenceFp8ChannelWeights),
     Acceptance(RunnerName.REFERENCE, Fp8Block128ExpertWeights, ReferenceFp8Block128Weights),
     Acceptance(RunnerName.REFERENCE, MxFp8ExpertWeights, ReferenceMxFp8Weights),
+    Acceptance(RunnerName.REFERENCE, MxFp4ExpertWeights, ReferenceMxFp4Weights),
+    Acceptance(RunnerName.REFERENCE, NvFp4ExpertWeights, ReferenceNvFp4Weights),
+    Acceptance(RunnerName.REFERENCE, Int8ChannelExpertWeights, ReferenceInt8ChannelWeights),
+    Acceptance(RunnerName.REFERENCE, AwqExpertWeights, ReferenceInt4Weights),
+    Acceptance(RunnerName.REFERENCE, GptqExpertWeights, ReferenceInt4Weights),
 )
 
 

@@ -16,7 +16,18 @@ from .scaled import (
 from .sharding import shard_inter
 
 AnyExpertWeights: TypeAlias = (
-    Bf16ExpertWeights[O_co] | Fp16ExpertWeights[O_co] | Fp32ExpertWeights[O_co] | Fp8Block128ExpertWeights[O_co] | MxFp8ExpertWeights[O_co]
+    Bf16ExpertWeights[O_co]
+    | Fp16ExpertWeights[O_co]
+    | Fp32ExpertWeights[O_co]
+    | Fp8TensorExpertWeights[O_co]
+    | Fp8ChannelExpertWeights[O_co]
+    | Fp8Block128ExpertWeights[O_co]
+    | MxFp8ExpertWeights[O_co]
+    | MxFp4ExpertWeights[O_co]
+    | NvFp4ExpertWeights[O_co]
+    | Int8ChannelExpertWeights[O_co]
+    | AwqExpertWeights[O_co]
+    | GptqExpertWeights[O_co]
 )
 
 __all__ = [

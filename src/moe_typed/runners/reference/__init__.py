@@ -1,0 +1,32 @@
+"""The reference runner: torch, float32, one expert after another; and the weights prepared for it."""
+
+from .runner import ReferenceRunner, reference_experts
+from .weights import (
+    AnyReferenceWeights,
+    ReferenceDenseWeights,
+    ReferenceFp8Block128Weights,
+    ReferenceFp8ChannelWeights,
+    ReferenceFp8TensorWeights,
+    ReferenceInt4Weights,
+    ReferenceInt8ChannelWeights,
+    ReferenceMxFp4Weights,
+    ReferenceMxFp8Weights,
+    ReferenceNvFp4Weights,
+    prepare_reference,
+)
+
+__all__ = [
+    "AnyReferenceWeights",
+    "ReferenceDenseWeights",
+    "ReferenceFp8Block128Weights",
+    "ReferenceFp8ChannelWeights",
+    "ReferenceFp8TensorWeights",
+    "ReferenceInt4Weights",
+    "ReferenceInt8ChannelWeights",
+    "ReferenceMxFp4Weights",
+    "ReferenceMxFp8Weights",
+    "ReferenceNvFp4Weights",
+    "ReferenceRunner",
+    "prepare_reference",
+    "reference_experts",
+]
