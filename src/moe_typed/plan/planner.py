@@ -96,7 +96,7 @@ def _group_fault(wire: AnyConversion, problem: MoEProblem) -> str | None:
 def _divisibility_fault(scaled: Format, **sizes: int) -> str | None:
     """Say which size the scales of a format do not divide. Weights are reduced along both of theirs, so that the widest group counts."""
     group = 1 if scaled.scale is None else max(scaled.scale.group)
-    faults = (f"{name} = {size} is not a multiple of {group}, the group of {scaled.name}" for name, size in sizes.items() if size % group)
+    faults = (f"{name} = {size} is not a multiple of {group}, the group of {scaled.name}" for name, size in sizes.items() if group and size % group)
     return next(faults, None)
 
 
