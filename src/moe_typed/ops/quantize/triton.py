@@ -4,6 +4,7 @@ Where the number of live rows is known on the device alone, a fixed number of pr
 what its live rows cost.
 """
 
+from functools import cache
 from typing import Final
 
 import torch
@@ -13,11 +14,25 @@ from torch import Tensor
 
 from .._launch import Launcher
 from .._library import custom_op
-from ..minifloat.spec import E2M1, MXFP_ROUNDING, NUMBERS, PowerOfTwo, power_of_two
+from ..minifloat.spec import E2M1, MXFP_ROUNDING, NUMBERS, Number, PowerOfTwo, power_of_two
 from ..minifloat.triton import bits_of, decode_e4m3fn, encode, encode_e4m3fn, encode_e8m0, float_of, reciprocal_e8m0
-from ..scale_layout.spec import ScaleLayout, as_bytes, empty_storage, of_storage, stored_shape
+from ..scale_layout.spec import TILE_ROWS, ScaleLayout, as_bytes, ceil_to, empty_storage, of_storage, stored_shape
 from ..scale_layout.triton import offset, stored_rows
-from .spec import FP8_GROUP, MX_GROUP, NV_GROUP, NV_TENSOR_MAX, PROGRAMS, SMALLEST_SCALE, ScaleKind, check_groups, check_live, tile
+from .spec import (
+    FP8_GROUP,
+    MX_GROUP,
+    NV_GROUP,
+    NV_TENSOR_MAX,
+    PROGRAMS,
+    SMALLEST_SCALE,
+    WORD_CODES,
+    ScaleKind,
+    Tile,
+    check_groups,
+    check_live,
+    thread_values,
+    tile,
+)
 
 _E4M3FN = torch.float8_e4m3fn
 _AMAX_BLOCK: Final = 8192  # values that a program of 8 warps reads at a time for a scale of all rows: four 16-byte loads a thread
@@ -28,6 +43,7 @@ _TENSOR = tl.constexpr(ScaleKind.TENSOR.value)
 _FLOAT32 = tl.constexpr(ScaleKind.FLOAT32.value)
 _E8M0 = tl.constexpr(ScaleKind.E8M0.value)
 _FP4_BITS = tl.constexpr(E2M1.bits)
+_WORD_CODES = tl.constexpr(WORD_CODES)
 _FP4_MAX = tl.constexpr(E2M1.max)
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
@@ -114,7 +130,8 @@ def _quantized(
         check_groups(rows, group)
     count, hidden = rows.shape
     number = NUMBERS[dtype]
-    data = torch.empty((count, hidden // 2 if number is E2M1 else hidden), dtype=torch.uint8, device=rows.device)
+    width, whole = (hidden // WORD_CODES, torch.int32) if number is E2M1 else (hidden, torch.uint8)
+    data = torch.empty((count, width), dtype=whole, device=rows.device)
     scale = empty_storage(count, 0 if kind is ScaleKind.TENSOR else hidden // group, scale_dtype, layout, rows.device)
     if count:
         _quantize_rows(
@@ -143,31 +160,26 @@ def _quantize_rows(
     nan: int,
 ) -> None:
     count, hidden = rows.shape
-    order = ScaleLayout(layout)
-    block = tile(hidden, group, order)
-    stored = stored_shape(count, triton.cdiv(hidden, group), order)
-    programs = triton.cdiv(stored[0], block.rows) * triton.cdiv(stored[1], block.groups)
-    constants = {
-        "HIDDEN": hidden,
-        "GROUP": group,
-        "KIND": kind,
-        "LAYOUT": layout,
-        "STORED": stored[1],
-        "CARRY": carry,
-        "EXPONENT": exponent,
-        "BITS": bits,
-        "MANTISSA": mantissa,
-        "BIAS": bias,
-        "MAX": largest,
-        "NAN": nan,
-        "ROWS": block.rows,
-        "GROUPS": block.groups,
-        "WIDTH": block.width,
-    }
+    number = Number(bits, mantissa, bias, largest, nan)
+    values = thread_values(bits, group, count)
+    block, constants = _constants(hidden, group, kind, layout, PowerOfTwo(carry, exponent), number, values)
+    stored = ceil_to(count, TILE_ROWS) if layout == ScaleLayout.SWIZZLED else count
+    programs = -(-stored // block.rows) * -(-constants["STORED"] // block.groups)
     if live is not None:
         programs = min(programs, PROGRAMS)
     tensors = (rows, live, given, data, scale)
     _quantize(programs, tensors, (count, scale_stride), constants, num_warps=block.warps)
+
+
+@cache
+def _constants(hidden: int, group: int, kind: int, layout: int, rule: PowerOfTwo, number: Number, values: int) -> tuple[Tile, dict[str, int]]:
+    """Return the tile and the constants of a kernel, once: to work them out takes as long as to launch it."""
+    order = ScaleLayout(layout)
+    block = tile(hidden, group, order, values)
+    stored = stored_shape(0, ceil_to(hidden, group) // group, order)[1]
+    constants = {"HIDDEN": hidden, "GROUP": group, "KIND": kind, "LAYOUT": layout, "STORED": stored, "CARRY": rule.carry, "EXPONENT": rule.exponent}
+    constants |= {"BITS": number.bits, "MANTISSA": number.mantissa, "BIAS": number.bias, "MAX": number.max, "NAN": number.nan}
+    return block, constants | {"ROWS": block.rows, "GROUPS": block.groups, "WIDTH": block.width}
 
 
 @Launcher
@@ -199,15 +211,19 @@ def _quantize(
     limit = count if live_ptr is None else tl.minimum(tl.load(live_ptr), count)
     given = 1.0 if given_ptr is None else tl.load(given_ptr)
     pieces: tl.constexpr = (STORED + GROUPS - 1) // GROUPS
-    tiles = tl.cdiv(stored_rows(limit, LAYOUT), ROWS) * pieces
-    for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+    first = tl.program_id(0)
+    # One tile for each program, and no loop in what is compiled, unless the number of rows is only known here.
+    end = first + 1 if live_ptr is None else tl.cdiv(stored_rows(limit, LAYOUT), ROWS) * pieces
+    for index in tl.range(first, end, 1 if live_ptr is None else tl.num_programs(0)):
         row = (index // pieces * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         group = index % pieces * GROUPS + tl.arange(0, GROUPS)
         column = group[None, :, None] * GROUP + tl.arange(0, WIDTH)[None, None, :]
         mask = (row < limit)[:, None, None] & (column < HIDDEN)
         value = tl.load(rows_ptr + row[:, None, None] * HIDDEN + column, mask=mask, other=0.0).to(tl.float32)
         if KIND == _TENSOR:
-            value = tl.where(tl.abs(value) < float("inf"), value, float("nan")) * tl.div_rn(1.0, given)
+            held = tl.zeros((ROWS, GROUPS), tl.float32) + given
+            reciprocal = tl.div_rn(1.0, held)
+            value = tl.where(tl.abs(value) < float("inf"), value, float("nan"))
         else:
             amax = float_of(tl.max(bits_of(tl.abs(value)), 2))  # magnitudes are ordered as their bits are, and NaN is above infinity
             if KIND == _FLOAT32:
@@ -221,18 +237,20 @@ def _quantize(
                 held = encode_e4m3fn(ratio)
                 factor = decode_e4m3fn(held) * given
                 reciprocal = tl.where(factor < _SMALLEST_SCALE, 0.0, tl.div_rn(1.0, factor))
+        code = encode(value * reciprocal[:, :, None], BITS, MANTISSA, BIAS, MAX, NAN)
+        if BITS == _FP4_BITS:
+            word = group[None, :, None] * (GROUP // _WORD_CODES) + tl.arange(0, WIDTH // _WORD_CODES)[None, None, :]
+            codes = tl.reshape(code, (ROWS, GROUPS, WIDTH // _WORD_CODES, _WORD_CODES))
+            written = (row < limit)[:, None, None] & (word < HIDDEN // _WORD_CODES)
+            words = tl.sum(codes << (4 * tl.arange(0, _WORD_CODES)), 3)
+            tl.store(data_ptr + row[:, None, None] * (HIDDEN // _WORD_CODES) + word, words, mask=written)
+        else:
+            tl.store(data_ptr + row[:, None, None] * HIDDEN + column, code.to(tl.uint8), mask=mask)
+        if KIND != _TENSOR:
+            # Last, since its way to the threads that write it takes a barrier.
             place = offset(row[:, None], group[None, :], scale_stride, HIDDEN // GROUP, LAYOUT)
             stored = (row < stored_rows(limit, LAYOUT))[:, None] & (group < STORED)[None, :]
             tl.store(scale_ptr + place, held.to(scale_ptr.dtype.element_ty), mask=stored)
-            value *= reciprocal[:, :, None]
-        code = encode(value, BITS, MANTISSA, BIAS, MAX, NAN)
-        if BITS == _FP4_BITS:
-            low, high = tl.split(tl.reshape(code, (ROWS, GROUPS, WIDTH // 2, 2)))
-            pair = group[None, :, None] * (GROUP // 2) + tl.arange(0, WIDTH // 2)[None, None, :]
-            written = (row < limit)[:, None, None] & (pair < HIDDEN // 2)
-            tl.store(data_ptr + row[:, None, None] * (HIDDEN // 2) + pair, (low | high << 4).to(tl.uint8), mask=written)
-        else:
-            tl.store(data_ptr + row[:, None, None] * HIDDEN + column, code.to(tl.uint8), mask=mask)
 
 
 @triton.jit

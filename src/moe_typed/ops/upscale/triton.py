@@ -1,5 +1,7 @@
 """Upscale rows in one pass, in the tiles in which they are quantised."""
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -9,7 +11,7 @@ from .._launch import Launcher
 from .._library import custom_op
 from ..minifloat.spec import E2M1, NUMBERS
 from ..minifloat.triton import decode, decode_e4m3fn, decode_e8m0
-from ..quantize.spec import FP8_GROUP, MX_GROUP, NV_GROUP, PROGRAMS, ScaleKind, check_groups, check_live, tile
+from ..quantize.spec import FP8_GROUP, MX_GROUP, NV_GROUP, PROGRAMS, WORD_CODES, ScaleKind, Tile, check_groups, check_live, thread_values, tile
 from ..scale_layout.spec import ScaleLayout, as_bytes, to_storage
 from ..scale_layout.triton import offset
 
@@ -17,6 +19,7 @@ _BF16 = torch.bfloat16
 _FLOAT32 = tl.constexpr(ScaleKind.FLOAT32.value)
 _E8M0 = tl.constexpr(ScaleKind.E8M0.value)
 _FP4_BITS = tl.constexpr(E2M1.bits)
+_WORD_CODES = tl.constexpr(WORD_CODES)
 
 
 def upscale_fp8_groups(
@@ -87,7 +90,8 @@ def _upscaled(
     if count:
         stride, held = (0, None) if scale is None else (scale.stride(0), as_bytes(scale))
         format_ = number.bits, number.mantissa, number.bias, number.nan
-        _upscale_rows(data.contiguous().view(torch.uint8), held, given, live, out, group, kind.value, layout.value, stride, *format_)
+        codes = data.contiguous().view(torch.int32 if number is E2M1 else torch.uint8)
+        _upscale_rows(codes, held, given, live, out, group, kind.value, layout.value, stride, *format_)
     return out
 
 
@@ -108,25 +112,20 @@ def _upscale_rows(
     nan: int,
 ) -> None:
     count, hidden = out.shape
-    order = ScaleLayout(layout)
-    block = tile(hidden, group, order)
-    programs = triton.cdiv(count, block.rows) * triton.cdiv(hidden, group * block.groups)
-    constants = {
-        "HIDDEN": hidden,
-        "GROUP": group,
-        "KIND": kind,
-        "LAYOUT": layout,
-        "BITS": bits,
-        "MANTISSA": mantissa,
-        "BIAS": bias,
-        "NAN": nan,
-        "ROWS": block.rows,
-        "GROUPS": block.groups,
-        "WIDTH": block.width,
-    }
+    block, constants = _constants(hidden, group, kind, layout, bits, mantissa, bias, nan)
+    programs = -(-count // block.rows) * -(-hidden // (group * block.groups))
     if live is not None:
         programs = min(programs, PROGRAMS)
     _upscale(programs, (data, scale, given, live, out), (count, scale_stride), constants, num_warps=block.warps)
+
+
+@cache
+def _constants(hidden: int, group: int, kind: int, layout: int, bits: int, mantissa: int, bias: int, nan: int) -> tuple[Tile, dict[str, int]]:
+    """Return the tile and the constants of a kernel, once."""
+    few = 0  # reading codes takes few instructions, however many rows there are
+    block = tile(hidden, group, ScaleLayout(layout), thread_values(bits, group, few))
+    constants = {"HIDDEN": hidden, "GROUP": group, "KIND": kind, "LAYOUT": layout, "BITS": bits, "MANTISSA": mantissa, "BIAS": bias, "NAN": nan}
+    return block, constants | {"ROWS": block.rows, "GROUPS": block.groups, "WIDTH": block.width}
 
 
 @Launcher
@@ -154,16 +153,19 @@ def _upscale(
     limit = count if live_ptr is None else tl.minimum(tl.load(live_ptr), count)
     given = 1.0 if given_ptr is None else tl.load(given_ptr)
     pieces: tl.constexpr = (HIDDEN + GROUP * GROUPS - 1) // (GROUP * GROUPS)
-    for index in tl.range(tl.program_id(0), tl.cdiv(limit, ROWS) * pieces, tl.num_programs(0)):
+    first = tl.program_id(0)
+    end = first + 1 if live_ptr is None else tl.cdiv(limit, ROWS) * pieces  # as when quantising
+    for index in tl.range(first, end, 1 if live_ptr is None else tl.num_programs(0)):
         row = (index // pieces * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         group = index % pieces * GROUPS + tl.arange(0, GROUPS)
         column = group[None, :, None] * GROUP + tl.arange(0, WIDTH)[None, None, :]
         is_live = (row < limit)[:, None, None]
         mask = is_live & (column < HIDDEN)
         if BITS == _FP4_BITS:
-            pair = group[None, :, None] * (GROUP // 2) + tl.arange(0, WIDTH // 2)[None, None, :]
-            packed = tl.load(data_ptr + row[:, None, None] * (HIDDEN // 2) + pair, mask=is_live & (pair < HIDDEN // 2), other=0)
-            code = tl.reshape(tl.join(packed & 0xF, packed >> 4), (ROWS, GROUPS, WIDTH))
+            word = group[None, :, None] * (GROUP // _WORD_CODES) + tl.arange(0, WIDTH // _WORD_CODES)[None, None, :]
+            there = is_live & (word < HIDDEN // _WORD_CODES)
+            words = tl.load(data_ptr + row[:, None, None] * (HIDDEN // _WORD_CODES) + word, mask=there, other=0)
+            code = tl.reshape(words[:, :, :, None] >> (4 * tl.arange(0, _WORD_CODES)) & 0xF, (ROWS, GROUPS, WIDTH))
         else:
             code = tl.load(data_ptr + row[:, None, None] * HIDDEN + column, mask=mask, other=0)
         value = decode(code, BITS, MANTISSA, BIAS, NAN)
@@ -171,13 +173,12 @@ def _upscale(
             value *= given
         else:
             place = offset(row[:, None], group[None, :], scale_stride, HIDDEN // GROUP, LAYOUT)
-            there = (row < limit)[:, None] & (group < HIDDEN // GROUP)[None, :]
+            held = (row < limit)[:, None] & (group < HIDDEN // GROUP)[None, :]
             if KIND == _FLOAT32:
-                scale = tl.load(scale_ptr + place, mask=there, other=0.0)
+                scale = tl.load(scale_ptr + place, mask=held, other=0.0)
             elif KIND == _E8M0:
-                scale = decode_e8m0(tl.load(scale_ptr + place, mask=there, other=0).to(tl.int32))
+                scale = decode_e8m0(tl.load(scale_ptr + place, mask=held, other=0).to(tl.int32))
             else:
-                held = tl.load(scale_ptr + place, mask=there, other=0)
-                scale = decode_e4m3fn(held) * given
+                scale = decode_e4m3fn(tl.load(scale_ptr + place, mask=held, other=0)) * given
             value *= scale[:, :, None]
         tl.store(out_ptr + row[:, None, None] * HIDDEN + column, value.to(out_ptr.dtype.element_ty), mask=mask)
