@@ -78,7 +78,9 @@ def test_quantisers(conversion: Conversion[Any, Any], dtype: torch.dtype, live: 
 
 
 @pytest.mark.parametrize("cls", QUANTIZERS, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("conversion", [upscalers.fp32, pytest.param(upscalers.fp16, marks=on_cuda), pytest.param(upscalers.bf16, marks=on_cuda)], **name)
+@pytest.mark.parametrize(
+    "conversion", [upscalers.fp32, pytest.param(upscalers.fp16, marks=on_cuda), pytest.param(upscalers.bf16, marks=on_cuda)], **name
+)
 @pytest.mark.parametrize("live", [None, 0, 129])
 @devices
 def test_upscalers(cls: type[ScaledRows], conversion: Conversion[Any, Any], live: int | None, device: str) -> None:

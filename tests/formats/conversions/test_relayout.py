@@ -81,5 +81,15 @@ def test_where_the_swizzled_bytes_lie() -> None:
     codes = torch.arange(256 * 8).remainder(251).to(torch.uint8).view(256, 8)
     rows = MxFp8Rows(torch.zeros(256, 256).to(FN), codes.view(torch.float8_e8m0fnu))
     flat = relayouts.swizzle.run(rows).scale.view(torch.uint8)
-    for (row, group), at in {(0, 0): 0, (0, 3): 3, (32, 0): 4, (96, 1): 13, (1, 0): 16, (127, 3): 511, (0, 4): 512, (128, 0): 1024, (255, 7): 2047}.items():
+    for (row, group), at in {
+        (0, 0): 0,
+        (0, 3): 3,
+        (32, 0): 4,
+        (96, 1): 13,
+        (1, 0): 16,
+        (127, 3): 511,
+        (0, 4): 512,
+        (128, 0): 1024,
+        (255, 7): 2047,
+    }.items():
         assert flat[at] == codes[row, group]
