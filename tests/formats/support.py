@@ -111,8 +111,9 @@ def scale_table(payload: ScaledRows) -> Tensor:
         values = [E4M3FN[byte] for byte in held]
     else:
         values = [e8m0_value(byte) for byte in held]
-    found = torch.tensor([[values[address(row, channel)] for channel in range(hidden)] for row in range(rows)], dtype=torch.float64)
-    found = found.view(rows, hidden)
+    width = scale.group[1] or hidden
+    groups = [[values[address(row, first)] for first in range(0, hidden, width)] for row in range(rows)]
+    found = torch.tensor(groups, dtype=torch.float64).view(rows, hidden // width).repeat_interleave(width, 1)
     return (found * payload.global_scale.factor.double()).float().double() if isinstance(payload, NvFp4Rows) else found
 
 

@@ -117,7 +117,13 @@ class TestFacts:
 
 @pytest.mark.parametrize(
     ("cls", "hidden", "channels"),
-    [(Fp8Block128Rows, 192, 128), (Fp8Block128ColumnRows, 192, 128), (Fp8Block128PackedRows, 192, 128), (MxFp8Rows, 48, 32), (MxFp8SwizzledRows, 48, 32)],
+    [
+        (Fp8Block128Rows, 192, 128),
+        (Fp8Block128ColumnRows, 192, 128),
+        (Fp8Block128PackedRows, 192, 128),
+        (MxFp8Rows, 48, 32),
+        (MxFp8SwizzledRows, 48, 32),
+    ],
 )
 def test_rows_of_part_of_a_group_are_refused(cls: type[ScaledRows], hidden: int, channels: int) -> None:
     error = refused(cls, *by_facts(cls.format, 3, hidden))
@@ -187,12 +193,18 @@ DATA, MX = ones(FN, 3, 512), ones(E8, 3, 16)
             "",
             id="a word for each group",
         ),
-        pytest.param(MxFp8Rows, ones(E8, 2048), "has 1 dims, expected 2 (rows hidden//32)", "these values do satisfy MxFp8SwizzledRows", id="swizzled"),
+        pytest.param(
+            MxFp8Rows, ones(E8, 2048), "has 1 dims, expected 2 (rows hidden//32)", "these values do satisfy MxFp8SwizzledRows", id="swizzled"
+        ),
         pytest.param(MxFp8Rows, ones(E8, 48), "has 1 dims, expected 2 (rows hidden//32)", "", id="flat"),
         pytest.param(MxFp8Rows, ones(E8, 3, 4), "axis 1 is 4, expected hidden//32 = 16", "", id="e8m0 for 128 channels"),
         pytest.param(MxFp8Rows, ones(E8, 16, 3).t(), "is not contiguous: stride (1, 3) for shape [3, 16]", "", id="column-major e8m0"),
         pytest.param(
-            MxFp8SwizzledRows, MX, "has 2 dims, expected 1 (512*(-(-rows//128))*(-(-(hidden//32)//4)))", "these values do satisfy MxFp8Rows", id="rows"
+            MxFp8SwizzledRows,
+            MX,
+            "has 2 dims, expected 1 (512*(-(-rows//128))*(-(-(hidden//32)//4)))",
+            "these values do satisfy MxFp8Rows",
+            id="rows",
         ),
         pytest.param(
             MxFp8SwizzledRows,
@@ -203,7 +215,9 @@ DATA, MX = ones(FN, 3, 512), ones(E8, 3, 16)
         ),
         pytest.param(Fp8TokenRows, ones(torch.float32, 3, 1), "has 2 dims, expected 1 (rows)", "", id="a column for a vector"),
         pytest.param(Fp8TokenRows, ones(torch.float32, 6)[::2], "is not contiguous: stride (2,) for shape [3]", "", id="every other"),
-        pytest.param(Fp8TokenRows, ones(torch.float32, 1), "axis 0 is 1, expected rows = 3", "these values do satisfy Fp8TensorRows", id="one for all"),
+        pytest.param(
+            Fp8TokenRows, ones(torch.float32, 1), "axis 0 is 1, expected rows = 3", "these values do satisfy Fp8TensorRows", id="one for all"
+        ),
         pytest.param(Fp8TensorRows, ones(torch.float32, 3), "axis 0 is 3, expected 1", "these values do satisfy Fp8TokenRows", id="one a row"),
     ],
 )

@@ -162,7 +162,7 @@ def int4(*, by_columns: bool, zeros: bool) -> Make:
     def matrix(draw: Draw, into: int, out: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         codes, scale = draw.ints(0, 16, EXPERTS, into, out), draw.floats(EXPERTS, into // INT4_GROUP, out).half()
         zero = draw.ints(1, 16, EXPERTS, into // INT4_GROUP, out) if zeros else torch.full((EXPERTS, into // INT4_GROUP, out), 8)
-        packed = pack_words(zero - (not by_columns), 2, places) if zeros else None
+        packed = pack_words(zero if by_columns else zero - 1, 2, places) if zeros else None
         value = (codes - zero.repeat_interleave(INT4_GROUP, 1)).double() * spread(scale, INT4_GROUP, 1)
         return pack_words(codes, dim, places), scale, packed, value.transpose(1, 2)
 

@@ -67,7 +67,9 @@ def test_a_part_that_would_cut_a_block_is_refused(name: str, case: Case, order: 
 
     monkeypatch.setattr(GateUpOrder, "part", copied)
     monkeypatch.setattr(torch.Tensor, "narrow", copied)
-    with pytest.raises(ValueError, match=rf"^inter = {3 * unit} on 2 ranks is {3 * unit // 2} each, which is not a multiple of {unit}: \w+ has") as caught:
+    with pytest.raises(
+        ValueError, match=rf"^inter = {3 * unit} on 2 ranks is {3 * unit // 2} each, which is not a multiple of {unit}: \w+ has"
+    ) as caught:
         shard_inter(whole, 0, 2)
     assert f"has one entry for {unit} of it" in str(caught.value)
 
