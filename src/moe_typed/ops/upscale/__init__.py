@@ -1,0 +1,1 @@
+"""Multiply quantised rows by their scales: the way back from ops/quantize."""
