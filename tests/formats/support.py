@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
 from moe_typed import Conversion, Fp32Rows, Payload, debug
-from moe_typed.formats import AnyDenseRows, Format, NvFp4Rows, ScaledRows, ScaleOrder, quantizers
+from moe_typed.formats import AnyDenseRows, Format, NvFp4Rows, ScaledRows, ScaleOrder, quantizers, upscalers
 
 FN, FNUZ, FP4, E8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2, torch.float8_e8m0fnu
+
+P = TypeVar("P", bound=Payload)
 
 DENSE_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 QUANTIZERS: Final[Mapping[type[Payload], Conversion[AnyDenseRows, ScaledRows]]] = {
@@ -18,11 +20,25 @@ QUANTIZERS: Final[Mapping[type[Payload], Conversion[AnyDenseRows, ScaledRows]]] 
 }
 
 
+UPSCALERS: Final[tuple[Conversion[Any, Any], ...]] = (upscalers.bf16, upscalers.fp16, upscalers.fp32)
+
+
 def noise(rows: int, hidden: int, seed: int = 0, spread: int = 20) -> Tensor:
     """Return float32 rows whose groups of 16 differ in size by powers of two up to ``spread`` either way."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.exp2(torch.randint(-spread, spread + 1, (rows, hidden // 16), generator=generator).float()).repeat_interleave(16, 1)
     return torch.randn(rows, hidden, generator=generator) * sizes
+
+
+def make(cls: type[P], *parts: object) -> P:
+    """Return a payload of a class that is known at run time alone."""
+    build: Callable[..., P] = cls
+    return build(*parts)
+
+
+def title(value: object) -> str | None:
+    """Return what a conversion is called in the name of a test."""
+    return value.name if isinstance(value, Conversion) else None
 
 
 def quantized(target: type[Payload], data: Tensor) -> ScaledRows:

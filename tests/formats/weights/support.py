@@ -192,7 +192,8 @@ class Case:
             dtype = self.cls.format.data_dtype if self.cls.format.scale is None else torch.bfloat16
             parts |= {"b13": draw.floats(EXPERTS, 2 * inter).to(dtype), "b2": draw.floats(EXPERTS, self.hidden).to(dtype)}
         with debug("strict"):
-            return Made(self.cls(**parts, order=order), w13, w2)
+            build: Callable[..., Weights] = self.cls
+            return Made(build(**parts, order=order), w13, w2)
 
 
 CASES: Final[Mapping[str, Case]] = {
