@@ -440,7 +440,8 @@ def test_scales_that_multiply_and_that_divide() -> None:
 def test_poison_rows() -> None:
     """sgl-project/sglang#32385: scales of rows that nobody wrote, looked at by a consumer that checks them all."""
     routing = localize(mask_padded(from_topk(ids([0], [0], [0], [0]), torch.ones(4, 1), 1), ids([1]).view(1)), 0, 1)
-    live, outputs = torch.tensor([1], dtype=torch.int32), []
+    live = torch.tensor([1], dtype=torch.int32)
+    outputs: list[Tensor] = []
     for inactive in (math.nan, 0.3, -1.0):
         scale = torch.full((4, 2), inactive)
         scale[0] = torch.tensor([0.5, 2.0])

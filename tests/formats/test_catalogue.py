@@ -82,7 +82,8 @@ class TestFacts:
 
 
 def concrete(base: type) -> Iterator[type]:
-    for cls in base.__subclasses__():
+    below: list[type] = base.__subclasses__()
+    for cls in below:
         yield from concrete(cls)
         if is_boundary(cls) and cls.__module__.startswith("moe_typed."):
             yield cls

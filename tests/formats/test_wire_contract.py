@@ -147,7 +147,7 @@ def test_8_the_receiver_of_mxfp8_takes_it_straight() -> None:
     straight = StandardDispatcher(quantize_mxfp8).then(experts)(given, routing)
     assert torch.equal(straight, StandardDispatcher(quantize_mxfp8).then(experts.accepting(upscale_bf16))(given, routing))
     with pytest.raises(BoundaryError, match=r"payload is Fp8Block128Rows"):
-        experts(StandardDispatcher(quantize_fp8_block128).dispatch(rows(3, 128), routing))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        experts(StandardDispatcher(quantize_fp8_block128).dispatch(rows(3, 128), routing))  # type: ignore[arg-type]
 
 
 def test_9_a_fallback_is_recorded_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:

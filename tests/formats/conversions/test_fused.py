@@ -1,6 +1,6 @@
 """The kernels of conversions at the typed level: the bits of the reference, and nothing of rows beyond the live ones."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moe_typed import Bf16Rows, Conversion, Fp16Rows, Fp32Rows, debug, round_bf16
 from moe_typed.formats import NvFp4Rows, Payload, ScaledRows, ScaleFactor, fused, quantizers, relayouts, upscalers
-from tests.formats.support import QUANTIZERS, noise, quantized, scale_table, title
+from tests.formats.support import QUANTIZERS, make, noise, quantized, scale_table, title
 from tests.ops.support import devices, in_one_graph, on_cuda
 
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero")  # NumPy's, under Triton's interpreter
@@ -19,7 +19,7 @@ DENSE = {torch.float32: Fp32Rows, torch.float16: Fp16Rows, torch.bfloat16: Bf16R
 RELAYOUTS: list[Conversion[Any, Any]] = [value for value in vars(relayouts).values() if isinstance(value, Conversion)]
 UPSCALES: list[Conversion[Any, Any]] = [upscalers.fp32, upscalers.fp16, upscalers.bf16]
 ROUNDED: list[Conversion[Any, Any]] = [
-    make(rule) for make in (quantizers.mxfp8_rounded, quantizers.mxfp8_swizzled_rounded, quantizers.mxfp4_rounded) for rule in ("floor", "even")
+    of(rule) for of in (quantizers.mxfp8_rounded, quantizers.mxfp8_swizzled_rounded, quantizers.mxfp4_rounded) for rule in ("floor", "even")
 ]
 QUANTIZES: list[Conversion[Any, Any]] = [*QUANTIZERS.values(), *ROUNDED]
 ROWS, HIDDEN = (130 if torch.cuda.is_available() else 6), 384  # two row tiles, and words and tiles of groups that are not full
@@ -31,8 +31,7 @@ def moved(payload: Payload, device: str) -> Payload:
     parts: list[object] = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device).copy_(t) for t in tensors.values()]
     if isinstance(payload, NvFp4Rows):
         parts.append(ScaleFactor(payload.global_scale.factor.to(device)))
-    make: Callable[..., Payload] = type(payload)
-    return make(*parts)
+    return make(type(payload), *parts)
 
 
 def kernel_of(conversion: Conversion[Any, Any]) -> Conversion[Any, Any]:
