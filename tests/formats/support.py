@@ -17,7 +17,7 @@ P = TypeVar("P", bound=Payload)
 
 DENSE_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _ALL: Final[list[Conversion[Any, Any]]] = [value for value in vars(quantizers).values() if isinstance(value, Conversion)]
-QUANTIZERS: Final[Mapping[type[ScaledRows], Conversion[AnyDenseRows, ScaledRows]]] = {value.target: value for value in _ALL}
+QUANTIZERS: Final[Mapping[type[Payload], Conversion[AnyDenseRows, ScaledRows]]] = {value.target: value for value in _ALL}
 
 
 UPSCALERS: Final[tuple[Conversion[Any, Any], ...]] = (upscalers.bf16, upscalers.fp16, upscalers.fp32)
@@ -41,7 +41,7 @@ def title(value: object) -> str | None:
     return value.name if isinstance(value, Conversion) else None
 
 
-def quantized(target: type[ScaledRows], data: Tensor) -> ScaledRows:
+def quantized(target: type[Payload], data: Tensor) -> ScaledRows:
     """Return float32 rows in a format with scales."""
     with debug("strict"):
         return QUANTIZERS[target].run(Fp32Rows(data))

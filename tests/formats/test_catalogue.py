@@ -52,7 +52,8 @@ WEIGHTS: dict[str, Facts] = {
     "int4-gptq": (I32, F16, (1, 128), ROW, DTYPE, 8),
 }
 Entry = type[Payload] | type[ExpertWeights[GateUpOrder]]
-ENTRIES: list[tuple[Entry, dict[str, Facts]]] = [(cls, PAYLOADS) for cls in catalogue.PAYLOADS] + [(cls, WEIGHTS) for cls in catalogue.WEIGHTS]
+_WEIGHTS: tuple[Entry, ...] = catalogue.WEIGHTS
+ENTRIES: list[tuple[Entry, dict[str, Facts]]] = [*((cls, PAYLOADS) for cls in catalogue.PAYLOADS), *((cls, WEIGHTS) for cls in _WEIGHTS)]
 
 
 @pytest.mark.parametrize(("cls", "facts"), ENTRIES, ids=lambda value: value.__name__ if isinstance(value, type) else "")

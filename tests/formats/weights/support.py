@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -203,7 +203,7 @@ class Case:
             dtype = self.cls.format.data_dtype if self.cls.format.scale is None else torch.bfloat16
             parts |= {"b13": draw.floats(EXPERTS, 2 * inter).to(dtype), "b2": draw.floats(EXPERTS, self.hidden).to(dtype)}
         with debug("strict"):
-            build: Callable[..., Weights] = self.cls
+            build = cast("Callable[..., Weights]", self.cls)
             return Made(build(**parts, order=order), w13, w2)
 
 
