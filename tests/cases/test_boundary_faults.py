@@ -46,7 +46,20 @@ from moe_typed import (
     prepare_reference,
     quantize_fp8_block128,
 )
-from moe_typed.formats import GateUpOrder, e8m0
+from moe_typed.formats import (
+    AwqExpertWeights,
+    Fp8Block128PackedRows,
+    GateUpOrder,
+    GptqExpertWeights,
+    InverseScaleFactor,
+    MxFp4Rows,
+    MxFp8SwizzledRows,
+    NvFp4Rows,
+    e8m0,
+    relayouts,
+    shard_inter,
+)
+from moe_typed.routing import mask_padded
 from moe_typed.stages import FlatRowsInput
 
 FP8, E8 = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -150,7 +163,8 @@ def test_e8m0_special_codes() -> None:
     assert bool(decoded[4].isnan())
     encoded = e8m0.encode_up(torch.tensor([0.0, -1.0, math.inf, math.nan, 0.3])).view(torch.uint8)
     assert torch.equal(encoded, torch.tensor([0, 255, 255, 255, 126], dtype=torch.uint8))
-    error = refused(MxFp8Rows, torch.zeros(1, 64, dtype=FP8), bits(127, 255).view(1, 2), level="values")
+    rows = MxFp8Rows(torch.zeros(1, 64, dtype=FP8), bits(127, 255).view(1, 2))
+    error = refused(FlatRowsInput, rows, localize(from_topk(ids([0]), torch.ones(1, 1), 1), 0, 1), level="values")
     assert error.reason == "holds the byte 255, which is NaN"
 
 
@@ -377,6 +391,100 @@ def test_divisibility() -> None:
     error = refused(Fp8Block128ExpertWeights, *build(192, 3))
     assert error.reason == "inter = 192 is not a multiple of 128"
     accepted(Fp8Block128ExpertWeights, *build(256, 4))
+
+
+def test_scale_dtype_of_powers_of_two() -> None:
+    """sgl-project/sglang#35388: float32 scales that are declared powers of two, and are not."""
+    data = torch.zeros(4, 256).to(FP8)
+    for scale in (0.25, 0.5):
+        packed = relayouts.pack.run(Fp8Block128Rows(data, torch.full((4, 2), scale)))
+        accepted(Fp8Block128PackedRows, packed.data, packed.scale)
+    with pytest.raises(ValueError, match="powers of two"):
+        relayouts.pack.run(Fp8Block128Rows(data, torch.full((4, 2), 0.3)))
+
+
+def test_scale_layout_swizzled() -> None:
+    """vllm-project/vllm#42118: scales row-major after the all-to-all, where the kernel reads tiles."""
+    data, scale = torch.zeros(2, 128, dtype=FP8), bits(*range(120, 128)).view(2, 4)
+    assert refused(MxFp8SwizzledRows, data, scale).hint == "these values do satisfy MxFp8Rows"
+    rows = MxFp8Rows(data, scale)
+    swizzled = relayouts.swizzle.run(rows)
+    assert swizzled.scale.shape == (512,)
+    accepted(MxFp8SwizzledRows, data, swizzled.scale)
+    assert torch.equal(relayouts.unswizzle.run(swizzled).scale.view(torch.uint8), scale.view(torch.uint8))
+
+
+def test_scale_layout_packed() -> None:
+    """PaddlePaddle/PaddleFleet#1474: packed words row-major, where the kernel wants aligned columns; with one word all layouts coincide."""
+    data, words = torch.zeros(3, 1024, dtype=FP8), torch.arange(24, dtype=torch.uint8).view(3, 8).view(torch.int32)
+    assert refused(Fp8Block128PackedRows, data, words).field == "scale"
+    unaligned = torch.empty_strided((3, 2), (1, 3), dtype=torch.int32).copy_(words)
+    assert refused(Fp8Block128PackedRows, data, unaligned).reason == "stride of axis 1 is 3, expected 4*(-(-rows//4)) = 4"
+    good = torch.empty_strided((3, 2), (1, 4), dtype=torch.int32).copy_(words)
+    accepted(Fp8Block128PackedRows, data, good)
+    read = relayouts.unpack.run(Fp8Block128PackedRows(data, good)).scale
+    assert torch.equal(read, e8m0.decode(bits(*range(24)).view(3, 8)))
+    assert refused(Fp8Block128PackedRows, data, good.contiguous()).field == "scale"
+    accepted(Fp8Block128PackedRows, data[:, :512].contiguous(), words[:, :1].contiguous())
+
+
+def test_scales_that_multiply_and_that_divide() -> None:
+    """vllm-project/vllm#47733: the reciprocal of a scale, which is as finite and positive as the scale."""
+    data, scale = torch.zeros(1, 16, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), torch.ones(1, 2).to(FP8)
+    engine = InverseScaleFactor(torch.tensor([224.0]))
+    assert refused(NvFp4Rows, data, scale, engine).field == "global_scale"
+    accepted(NvFp4Rows, data, scale, engine.inverted())
+    assert float(engine.inverted().factor) == pytest.approx(0.004464, abs=1e-6)
+
+
+def test_poison_rows() -> None:
+    """sgl-project/sglang#32385: scales of rows that nobody wrote, looked at by a consumer that checks them all."""
+    routing = localize(mask_padded(from_topk(ids([0], [0], [0], [0]), torch.ones(4, 1), 1), ids([1]).view(1)), 0, 1)
+    live = torch.tensor([1], dtype=torch.int32)
+    outputs: list[Tensor] = []
+    for inactive in (math.nan, 0.3, -1.0):
+        scale = torch.full((4, 2), inactive)
+        scale[0] = torch.tensor([0.5, 2.0])
+        rows = Fp8Block128Rows(torch.ones(4, 256).to(FP8), scale)
+        accepted(FlatRowsInput, rows, routing)
+        outputs.append(relayouts.pack.run(rows, live).dequantize()[0])
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+def test_packing() -> None:
+    """vllm-project/vllm#48552: AWQ words read as GPTQ words; where the shapes agree, the class alone tells."""
+    ascending, awq = 0x76543210, 0x75316420
+    w2 = torch.tensor([[[ascending]]], dtype=torch.int32)
+    gptq_parts = (torch.zeros(1, 1, 16, dtype=torch.int32), w2.expand(1, 1, 8).contiguous(), torch.ones(1, 1, 16), torch.ones(1, 1, 8), GateUp, 8)
+    awq_words = torch.full((1, 8, 1), awq, dtype=torch.int32)
+    awq_parts = (torch.zeros(1, 8, 2, dtype=torch.int32), awq_words, torch.ones(1, 1, 16), torch.ones(1, 1, 8), GateUp, 8)
+    assert refused(GptqExpertWeights, *awq_parts).field
+    assert refused(AwqExpertWeights, *gptq_parts).field
+    values = torch.arange(8.0) - 8
+    assert torch.equal(GptqExpertWeights(*gptq_parts).dequantize_w2(0)[0], values)  # along the rows of a word
+    assert torch.equal(AwqExpertWeights(*awq_parts).dequantize_w2(0)[:, 0], values)  # along its columns
+
+
+def test_divisibility_of_a_rank() -> None:
+    """vllm-project/vllm#48173: 96 on two ranks is 48 each, in blocks of 32: said before anything is cut."""
+    w13, w2 = torch.zeros(1, 192, 32, dtype=FP8), torch.zeros(1, 32, 96, dtype=FP8)
+    weights = MxFp8ExpertWeights(w13, w2, bits(127).expand(1, 192, 1).contiguous(), bits(127).expand(1, 32, 3).contiguous(), GateUp)
+    with pytest.raises(ValueError, match="inter = 96 on 2 ranks is 48 each, which is not a multiple of 32: w2_scale"):
+        shard_inter(weights, 0, 2)
+    error = refused(
+        MxFp8ExpertWeights, w13[:, :96], w2[:, :, :48].contiguous(), weights.w13_scale[:, :96], weights.w2_scale[:, :, :1].contiguous(), GateUp
+    )
+    assert error.reason == "inter = 48 is not a multiple of 32"
+
+
+def test_stage_variant_of_fp4() -> None:
+    """vllm-project/vllm-ascend#11950: labelled fp4, and bfloat16 still, at twice the width."""
+    wide = torch.zeros(2, 64, dtype=torch.bfloat16)
+    packed, scale = torch.zeros(2, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), bits(127, 127, 127, 127).view(2, 2)
+    assert refused(MxFp4Rows, wide, scale).reason == "dtype is bfloat16, expected float4_e2m1fn_x2"
+    accepted(MxFp4Rows, packed, scale)
+    assert MxFp4Rows(packed, scale).hidden == 64
 
 
 # ---- tensors and graphs ------------------------------------------------------------------------------------------------------------

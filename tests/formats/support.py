@@ -2,20 +2,25 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
 from moe_typed import Conversion, Fp32Rows, Payload, debug
-from moe_typed.formats import AnyDenseRows, Format, NvFp4Rows, ScaledRows, ScaleOrder, quantizers
+from moe_typed.formats import AnyDenseRows, Format, NvFp4Rows, ScaledRows, ScaleOrder, quantizers, upscalers
+from tests.ops.support import floats
 
 FN, FNUZ, FP4, E8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2, torch.float8_e8m0fnu
 
+P = TypeVar("P", bound=Payload)
+
 DENSE_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
-QUANTIZERS: Final[Mapping[type[Payload], Conversion[AnyDenseRows, ScaledRows]]] = {
-    value.target: value for value in vars(quantizers).values() if isinstance(value, Conversion)
-}
+_ALL: Final[list[Conversion[Any, Any]]] = [value for value in vars(quantizers).values() if isinstance(value, Conversion)]
+QUANTIZERS: Final[Mapping[type[Payload], Conversion[AnyDenseRows, ScaledRows]]] = {value.target: value for value in _ALL}
+
+
+UPSCALERS: Final[tuple[Conversion[Any, Any], ...]] = (upscalers.bf16, upscalers.fp16, upscalers.fp32)
 
 
 def noise(rows: int, hidden: int, seed: int = 0, spread: int = 20) -> Tensor:
@@ -23,6 +28,17 @@ def noise(rows: int, hidden: int, seed: int = 0, spread: int = 20) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.exp2(torch.randint(-spread, spread + 1, (rows, hidden // 16), generator=generator).float()).repeat_interleave(16, 1)
     return torch.randn(rows, hidden, generator=generator) * sizes
+
+
+def make(cls: type[P], *parts: object) -> P:
+    """Return a payload of a class that is known at run time alone."""
+    build: Callable[..., P] = cls
+    return build(*parts)
+
+
+def title(value: object) -> str | None:
+    """Return what a conversion is called in the name of a test."""
+    return value.name if isinstance(value, Conversion) else None
 
 
 def quantized(target: type[Payload], data: Tensor) -> ScaledRows:
@@ -106,7 +122,7 @@ def scale_table(payload: ScaledRows) -> Tensor:
     assert scale is not None
     address, held = scale_address(fmt, rows, hidden), memory(payload.scale)
     if scale.dtype == torch.float32:
-        values = torch.tensor(held, dtype=torch.uint8).view(torch.float32).double().tolist()
+        values = floats(torch.tensor(held, dtype=torch.uint8).view(torch.float32))
     elif scale.dtype == FN:
         values = [E4M3FN[byte] for byte in held]
     else:

@@ -52,7 +52,8 @@ WEIGHTS: dict[str, Facts] = {
     "int4-gptq": (I32, F16, (1, 128), ROW, DTYPE, 8),
 }
 Entry = type[Payload] | type[ExpertWeights[GateUpOrder]]
-ENTRIES: list[tuple[Entry, dict[str, Facts]]] = [(cls, PAYLOADS) for cls in catalogue.PAYLOADS] + [(cls, WEIGHTS) for cls in catalogue.WEIGHTS]
+_WEIGHTS: tuple[Entry, ...] = catalogue.WEIGHTS
+ENTRIES: list[tuple[Entry, dict[str, Facts]]] = [*((cls, PAYLOADS) for cls in catalogue.PAYLOADS), *((cls, WEIGHTS) for cls in _WEIGHTS)]
 
 
 @pytest.mark.parametrize(("cls", "facts"), ENTRIES, ids=lambda value: value.__name__ if isinstance(value, type) else "")
@@ -82,7 +83,8 @@ class TestFacts:
 
 
 def concrete(base: type) -> Iterator[type]:
-    for cls in base.__subclasses__():
+    below: list[type] = base.__subclasses__()
+    for cls in below:
         yield from concrete(cls)
         if is_boundary(cls) and cls.__module__.startswith("moe_typed."):
             yield cls

@@ -93,7 +93,13 @@ def test_4_buffers_are_exact(wire: Wire, size: int) -> None:
 
 def conversion(wire: Wire) -> Conversion[Bf16Rows, Payload]:
     same: Conversion[Bf16Rows, Payload] = Conversion("as is", (Bf16Rows,), Bf16Rows, lambda rows, _live=None: rows)
-    return {Wire.BF16: same, Wire.FP8_BLOCK128: quantize_fp8_block128, Wire.MXFP8: quantize_mxfp8, Wire.MXFP4: quantize_mxfp4}[wire]
+    known: dict[Wire, Conversion[Bf16Rows, Payload]] = {
+        Wire.BF16: same,
+        Wire.FP8_BLOCK128: quantize_fp8_block128,
+        Wire.MXFP8: quantize_mxfp8,
+        Wire.MXFP4: quantize_mxfp4,
+    }
+    return known[wire]
 
 
 def test_5_an_empty_batch_has_the_width_of_any_other() -> None:
@@ -141,7 +147,7 @@ def test_8_the_receiver_of_mxfp8_takes_it_straight() -> None:
     straight = StandardDispatcher(quantize_mxfp8).then(experts)(given, routing)
     assert torch.equal(straight, StandardDispatcher(quantize_mxfp8).then(experts.accepting(upscale_bf16))(given, routing))
     with pytest.raises(BoundaryError, match=r"payload is Fp8Block128Rows"):
-        experts(StandardDispatcher(quantize_fp8_block128).dispatch(rows(3, 128), routing))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        experts(StandardDispatcher(quantize_fp8_block128).dispatch(rows(3, 128), routing))  # type: ignore[arg-type]
 
 
 def test_9_a_fallback_is_recorded_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -72,7 +72,7 @@ def test_the_encoding_is_the_file_s_own(tmp_path: Path) -> None:
 
 def test_an_installed_one_is_found_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path / "aiter", "with scale_type", "with the branch")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert probe_installed_aiter() == AiterFacts("unknown", quantizes_mxfp8=True, passes_mxfp8=True)
     record = tmp_path / "amd_aiter-9.8.7.dist-info"
     record.mkdir()

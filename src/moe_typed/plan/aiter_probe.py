@@ -46,7 +46,7 @@ def probe_installed_aiter() -> AiterFacts | None:
 
 
 def probe_aiter_source(package: Path, version: str) -> AiterFacts:
-    """Return the facts of an AITER by its package folder. A file that is not there or not Python, and a function that is not there, can do nothing."""
+    """Return the facts of an AITER by its package folder. What is not there, or is not Python, can do nothing."""
     return AiterFacts(version, _quantizes_mxfp8(package / "ops" / "quant.py"), _passes_mxfp8(package / "fused_moe.py"))
 
 

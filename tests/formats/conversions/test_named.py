@@ -1,6 +1,7 @@
 """Every named conversion: what it takes and makes, and its numbers against an independent reading of its scales and codes."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from moe_typed.formats import (
 )
 from moe_typed.formats.catalogue import PAYLOADS
 from moe_typed.ops.minifloat.spec import MXFP_ROUNDING
-from tests.formats.support import DENSE_DTYPES, FP4, QUANTIZERS, codes_of, meaning, noise, quantized, scale_table, table
+from tests.formats.support import DENSE_DTYPES, FP4, QUANTIZERS, UPSCALERS, codes_of, make, meaning, noise, quantized, scale_table, table
+from tests.ops.support import floats
 
 SCALED = tuple(QUANTIZERS)
 every_format = pytest.mark.parametrize("cls", SCALED, ids=lambda cls: cls.__name__)
@@ -46,7 +48,7 @@ def group_amax(data: Tensor, group: tuple[int, int]) -> Tensor:
 
 def test_every_format_can_be_made_and_undone() -> None:
     assert set(QUANTIZERS) == {cls for cls in catalogue.PAYLOADS if cls.format.scale is not None}
-    for upscale in (upscalers.bf16, upscalers.fp16, upscalers.fp32):
+    for upscale in UPSCALERS:
         assert set(upscale.source) == set(QUANTIZERS)
 
 
@@ -54,8 +56,8 @@ def test_names_are_those_of_the_formats() -> None:
     for cls, quantize in QUANTIZERS.items():
         assert quantize.name == "quantize_" + cls.format.name.replace("-", "_")
         assert set(quantize.source) == set(DENSE.values())
-    assert [upscale.name for upscale in (upscalers.bf16, upscalers.fp16, upscalers.fp32)] == ["upscale_bf16", "upscale_fp16", "upscale_fp32"]
-    assert [upscale.target for upscale in (upscalers.bf16, upscalers.fp16, upscalers.fp32)] == [DENSE[dtype] for dtype in DENSE_DTYPES]
+    assert [upscale.name for upscale in UPSCALERS] == ["upscale_bf16", "upscale_fp16", "upscale_fp32"]
+    assert [upscale.target for upscale in UPSCALERS] == [DENSE[dtype] for dtype in DENSE_DTYPES]
     assert {value.name for value in vars(relayouts).values()} == {
         "scales_to_column_major",
         "scales_to_row_major",
@@ -70,11 +72,11 @@ def test_names_are_those_of_the_formats() -> None:
 @pytest.mark.parametrize("dtype", DENSE_DTYPES)
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_a_conversion_makes_what_it_says_of_all_that_it_takes(cls: type[ScaledRows], dtype: torch.dtype, rows: int) -> None:
-    dense = DENSE[dtype](noise(rows, 256, spread=5).to(dtype))
+    dense: Any = make(DENSE[dtype], noise(rows, 256, spread=5).to(dtype))
     with debug("strict"):
         made = QUANTIZERS[cls].run(dense)
         made.check_live(rows)
-        for upscale in (upscalers.bf16, upscalers.fp16, upscalers.fp32):
+        for upscale in UPSCALERS:
             back = upscale.run(made)
             assert type(back) is upscale.target
             assert (back.rows, back.hidden) == (rows, 256)
@@ -134,12 +136,11 @@ def test_powers_of_two_follow_their_rule(cls: type[ScaledRows], dtype: torch.dty
     tops = [1.0, 1.5, 1.74, 1.75, 1.76, 1.9, 1.9999, 448.0, 449.0, 6.0, 6.01, 3.0, 0.3, 1e-30, 3e38]
     data = torch.zeros(len(tops), 32)
     data[:, 7] = -torch.tensor(tops)
-    make = {MxFp8Rows: quantizers.mxfp8_rounded, MxFp4Rows: quantizers.mxfp4_rounded}[cls]
-    conversion = make(rounding)
+    conversion: Conversion[Any, Any] = (quantizers.mxfp8_rounded if cls is MxFp8Rows else quantizers.mxfp4_rounded)(rounding)
     assert conversion.name == QUANTIZERS[cls].name + ("" if rounding == "up" else f"_{rounding}")
     made = conversion.run(Fp32Rows(data))
     exact = [float(top) for top in torch.tensor(tops, dtype=torch.float32)]
-    assert scale_table(made)[:, 0].tolist() == [power(top, dtype, rounding) for top in exact]
+    assert floats(scale_table(made)[:, 0]) == [power(top, dtype, rounding) for top in exact]
     largest = scale_table(made)[:, 7] * MAX[dtype]
     saturated = made.dequantize()[:, 7].double().abs() == largest
     above = data[:, 7].double().abs() > largest
@@ -174,7 +175,7 @@ def test_larger_values_never_come_back_smaller(cls: type[ScaledRows]) -> None:
 
 @every_format
 def test_upscaling_rounds_the_meaning_once(cls: type[ScaledRows]) -> None:
-    made = quantized(cls, noise(3, 256))
+    made: Any = quantized(cls, noise(3, 256))
     exact = meaning(made).float()
     assert torch.equal(upscalers.fp32.run(made).data, exact)
     assert torch.equal(upscalers.bf16.run(made).data, exact.bfloat16())
@@ -206,7 +207,7 @@ def test_poison_spoils_its_group_alone(cls: type[ScaledRows], poison: float) -> 
         width = cls.format.scale.group[1] or 256
         spoilt[1, 130 // width * width : (130 // width + 1) * width] = True
     assert torch.equal(got.isnan(), spoilt)
-    if 130 != int(clean.abs().argmax()) - 256:  # the scale over all is that of the finite values
+    if int(clean.abs().argmax()) - 256 != 130:  # the scale over all is that of the finite values
         assert torch.equal(got[~spoilt], expected[~spoilt])
 
 
@@ -222,7 +223,7 @@ def test_tiny_rows_are_finite_and_no_larger(cls: type[ScaledRows], top: float) -
 def test_the_largest_rows_are_finite(cls: type[ScaledRows]) -> None:
     """Up to 2^127: what is so near to float32's end that its code is 2^128 becomes infinite when it is read."""
     back = quantized(cls, torch.tensor([[2.0**127, -(2.0**127)] * 128])).dequantize()
-    assert back[0, :2].tolist() == pytest.approx([2.0**127, -(2.0**127)], rel=2.0**-4)
+    assert floats(back[0, :2]) == pytest.approx([2.0**127, -(2.0**127)], rel=2.0**-4)
 
 
 # ---- scales that are given -----------------------------------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ def test_a_static_scale_is_used_as_it_is_and_saturates() -> None:
         made = quantizers.fp8_tensor_static(scale).run(Fp32Rows(torch.tensor([[1.0, -300.0, 224.0, 0.0]])))
     assert isinstance(made, Fp8TensorRows)
     assert made.scale is scale.factor
-    assert made.dequantize().tolist() == [[1.0, -224.0, 224.0, 0.0]]
+    assert floats(made.dequantize()[0]) == [1.0, -224.0, 224.0, 0.0]
 
 
 def test_a_static_global_scale() -> None:

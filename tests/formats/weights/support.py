@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from moe_typed.formats import (
     NvFp4ExpertWeights,
 )
 from tests.formats.support import E8, FN, FP4, e8m0_value, table
+from tests.ops.support import ints
 
 ORDERS: Final = (GateUp, UpGate, Interleaved)
 EXPERTS: Final = 2
@@ -37,19 +38,29 @@ Weights = ExpertWeights[GateUpOrder]
 
 def gate_rows(order: type[GateUpOrder], inter: int) -> Tensor:
     """Return which rows of w13 are gate's, in order."""
-    return {GateUp: torch.arange(inter), UpGate: torch.arange(inter) + inter, Interleaved: 2 * torch.arange(inter)}[order]
+    first: Mapping[type[GateUpOrder], Tensor] = {
+        GateUp: torch.arange(inter),
+        UpGate: torch.arange(inter) + inter,
+        Interleaved: 2 * torch.arange(inter),
+    }
+    return first[order]
 
 
 def up_rows(order: type[GateUpOrder], inter: int) -> Tensor:
     """Return which rows of w13 are up's, in order."""
-    return {GateUp: torch.arange(inter) + inter, UpGate: torch.arange(inter), Interleaved: 2 * torch.arange(inter) + 1}[order]
+    rows: Mapping[type[GateUpOrder], Tensor] = {
+        GateUp: torch.arange(inter) + inter,
+        UpGate: torch.arange(inter),
+        Interleaved: 2 * torch.arange(inter) + 1,
+    }
+    return rows[order]
 
 
 def pack_words(codes: Tensor, dim: int, places: tuple[int, ...]) -> Tensor:
     """Return codes 0 to 15 as int32 words of eight along a dim; places[i] is the nibble of the i-th of eight."""
     moved = codes.movedim(dim, -1)
-    flat = moved.reshape(-1, 8).tolist()
-    words = [sum(int(code) << 4 * place for code, place in zip(eight, places, strict=True)) for eight in flat]
+    flat = [ints(eight) for eight in moved.reshape(-1, 8).unbind()]
+    words = [sum(code << 4 * place for code, place in zip(eight, places, strict=True)) for eight in flat]
     signed = [word - 2**32 if word >= 2**31 else word for word in words]
     return torch.tensor(signed, dtype=torch.int32).view(*moved.shape[:-1], -1).movedim(-1, dim).contiguous()
 
@@ -192,7 +203,8 @@ class Case:
             dtype = self.cls.format.data_dtype if self.cls.format.scale is None else torch.bfloat16
             parts |= {"b13": draw.floats(EXPERTS, 2 * inter).to(dtype), "b2": draw.floats(EXPERTS, self.hidden).to(dtype)}
         with debug("strict"):
-            return Made(self.cls(**parts, order=order), w13, w2)
+            build = cast("Callable[..., Weights]", self.cls)
+            return Made(build(**parts, order=order), w13, w2)
 
 
 CASES: Final[Mapping[str, Case]] = {

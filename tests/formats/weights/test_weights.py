@@ -50,7 +50,7 @@ def test_a_word_of_eight() -> None:
 
 def parts_of(case: Case) -> dict[str, object]:
     weights = case.build(GateUp, 2 * case.unit, bias=True).weights
-    return {field.name: getattr(weights, field.name) for field in attrs.fields(type(weights))}  # type: ignore[arg-type]
+    return {field.name: getattr(weights, field.name) for field in attrs.fields(type(weights))}
 
 
 @every_class
@@ -140,7 +140,7 @@ def test_a_group_that_there_is_not_is_refused() -> None:
     parts = parts_of(CASES["awq"])
     for group in (0, -8, 3, 16):
         with debug("layout"), pytest.raises(BoundaryError):
-            AwqExpertWeights(**(parts | {"group": group}))  # type: ignore[arg-type]
+            AwqExpertWeights(**(parts | {"group": group}))
 
 
 def test_dense_weights_may_be_of_any_width() -> None:

@@ -85,15 +85,15 @@ def conversion_to_what_the_experts_do_not_take(weights: Dense) -> None:
 
 def conversion_from_what_the_wire_is_not(weights: Dense) -> None:
     StandardDispatcher(bf16_as_is).then(Experts(weights).accepting(upscale_bf16))
-    # E: Argument 1 to "accepting" of "ExpertStage" has incompatible type "Conversion[ScaledRows, Bf16Rows]"
+    # E: Argument 1 to "accepting" of "ExpertStage" has incompatible type "Conversion[Fp8TensorRows | Fp8FnuzTensorRows | Fp8TokenRows
     # E: expected "Conversion[Bf16Rows, Bf16Rows | Fp16Rows | Fp32Rows]"
-    # P: "ConvertedExperts[ScaledRows]" cannot be assigned to parameter "experts" of type "ExpertStage[Bf16Rows]"
+    # P: "ConvertedExperts[AnyScaledRows]" cannot be assigned to parameter "experts" of type "ExpertStage[Bf16Rows]"
 
 
 def conversion_run_on_another_format(rows: MxFp8Rows) -> None:
     quantize_fp8_block128.run(rows)
-    # E: Argument 1 has incompatible type "MxFp8Rows"; expected "Bf16Rows | Fp16Rows | Fp32Rows"
-    # P: "MxFp8Rows" cannot be assigned to parameter of type "AnyDenseRows"
+    # E: Argument 1 to "__call__" of "Convert" has incompatible type "MxFp8Rows"; expected "Bf16Rows | Fp16Rows | Fp32Rows"
+    # P: "MxFp8Rows" cannot be assigned to parameter "rows" of type "AnyDenseRows"
 
 
 def layer_given_what_the_model_does_not_hold(weights: Block, rows: MxFp8Rows, routing: Routing[LogicalIds]) -> None:

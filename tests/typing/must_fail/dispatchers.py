@@ -40,6 +40,11 @@ class ArenaDispatchOutput(DispatchOutput[P_co, ArenaCombineInput]):
     payload: P_co
     routing: Routing[LocalIds]
 
+    @property
+    @override
+    def live_rows(self) -> Tensor | None:
+        return None
+
     @override
     def with_payload(self, payload: Q) -> "ArenaDispatchOutput[Q]":
         return ArenaDispatchOutput(payload, self.routing)

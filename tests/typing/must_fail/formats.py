@@ -91,26 +91,26 @@ def fnuz_for_fn(rows: Fp8FnuzTokenRows) -> None:
 
 def relayout_of_fnuz(rows: Fp8FnuzBlock128Rows) -> None:
     relayouts.to_column.run(rows)
-    # E: Argument 1 has incompatible type "Fp8FnuzBlock128Rows"; expected "Fp8Block128Rows"
-    # P: "Fp8FnuzBlock128Rows" cannot be assigned to parameter of type "Fp8Block128Rows"
+    # E: Argument 1 to "__call__" of "Convert" has incompatible type "Fp8FnuzBlock128Rows"; expected "Fp8Block128Rows"
+    # P: "Fp8FnuzBlock128Rows" cannot be assigned to parameter "rows" of type "Fp8Block128Rows"
 
 
 def swizzled_twice(rows: MxFp8Rows) -> None:
     relayouts.swizzle.run(relayouts.swizzle.run(rows))
-    # E: Argument 1 has incompatible type "MxFp8SwizzledRows"; expected "MxFp8Rows"
-    # P: "MxFp8SwizzledRows" cannot be assigned to parameter of type "MxFp8Rows"
+    # E: Argument 1 to "__call__" of "Convert" has incompatible type "MxFp8SwizzledRows"; expected "MxFp8Rows"
+    # P: "MxFp8SwizzledRows" cannot be assigned to parameter "rows" of type "MxFp8Rows"
 
 
 def quantised_twice(rows: Bf16Rows) -> None:
     quantizers.mxfp8.run(quantizers.fp8_block128.run(rows))
-    # E: Argument 1 has incompatible type "Fp8Block128Rows"; expected "Bf16Rows | Fp16Rows | Fp32Rows"
-    # P: "Fp8Block128Rows" cannot be assigned to parameter of type "AnyDenseRows"
+    # E: Argument 1 to "__call__" of "Convert" has incompatible type "Fp8Block128Rows"; expected "Bf16Rows | Fp16Rows | Fp32Rows"
+    # P: "Fp8Block128Rows" cannot be assigned to parameter "rows" of type "AnyDenseRows"
 
 
 def upscaled_twice(rows: MxFp8Rows) -> None:
     upscale_bf16.run(upscale_bf16.run(rows))
-    # E: Argument 1 has incompatible type "Bf16Rows"
-    # P: "Bf16Rows" cannot be assigned to parameter of type "AnyScaledRows"
+    # E: Argument 1 to "__call__" of "Convert" has incompatible type "Bf16Rows"
+    # P: "Bf16Rows" cannot be assigned to parameter "rows" of type "AnyScaledRows"
 
 
 def divisor_for_factor(data: Tensor, scale: Tensor, given: InverseScaleFactor) -> None:
