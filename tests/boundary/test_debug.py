@@ -31,7 +31,9 @@ from moe_typed import (
 )
 from moe_typed.boundary import BoundaryDefinitionError, boundary
 from moe_typed.boundary.debug import LevelName
+from moe_typed.formats import Payload
 from moe_typed.routing import Ids
+from moe_typed.stages import FlatRowsInput
 
 OFF, LAYOUT, VALUES, STRICT = DebugLevel
 
@@ -274,12 +276,17 @@ def count(live: int) -> DeviceCount:
     return DeviceCount(torch.tensor([live], dtype=torch.int32))
 
 
-def fp8(scale: float) -> Fp8Block128Rows:
-    return Fp8Block128Rows(torch.zeros(1, 256).to(torch.float8_e4m3fn), torch.tensor([[1.0, scale]]))
+def dispatched(payload: Payload) -> FlatRowsInput:
+    return FlatRowsInput(payload, cast("Routing[LocalIds]", routing([[0]] * payload.rows, LocalIds)))
 
 
-def mxfp8(byte: int) -> MxFp8Rows:
-    return MxFp8Rows(torch.zeros(1, 64).to(torch.float8_e4m3fn), torch.tensor([[127, byte]], dtype=torch.uint8).view(torch.float8_e8m0fnu))
+def fp8(scale: float) -> FlatRowsInput:
+    return dispatched(Fp8Block128Rows(torch.zeros(1, 256).to(torch.float8_e4m3fn), torch.tensor([[1.0, scale]])))
+
+
+def mxfp8(byte: int) -> FlatRowsInput:
+    scale = torch.tensor([[127, byte]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    return dispatched(MxFp8Rows(torch.zeros(1, 64).to(torch.float8_e4m3fn), scale))
 
 
 @pytest.mark.parametrize(
