@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-import attrs
 import pytest
 import torch
 from torch import Tensor
 
 from moe_typed import BoundaryError, GateUp, debug
+from moe_typed.boundary import fields_of
 from moe_typed.formats import AwqExpertWeights, Fp32ExpertWeights, GateUpOrder, GptqExpertWeights, catalogue
 from tests.formats.weights.support import ASCENDING, AWQ_PLACES, CASES, EXPERTS, ORDERS, Case, pack_words
 
@@ -50,7 +50,7 @@ def test_a_word_of_eight() -> None:
 
 def parts_of(case: Case) -> dict[str, object]:
     weights = case.build(GateUp, 2 * case.unit, bias=True).weights
-    return {field.name: getattr(weights, field.name) for field in attrs.fields(type(weights))}
+    return {field.name: getattr(weights, field.name) for field in fields_of(type(weights))}
 
 
 @every_class
