@@ -1,6 +1,7 @@
 """Every weight class: what it means, and what it refuses."""
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_one_int4_order_is_refused_as_the_other(made: str, other: Callable[..., 
 
 
 def test_a_group_that_there_is_not_is_refused() -> None:
-    build: Callable[..., object] = AwqExpertWeights
+    build = cast("Callable[..., object]", AwqExpertWeights)
     parts = parts_of(CASES["awq"])
     for group in (0, -8, 3, 16):
         with debug("layout"), pytest.raises(BoundaryError):
