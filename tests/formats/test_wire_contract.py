@@ -29,6 +29,7 @@ from moe_typed.plan import (
     Wire,
     from_json,
     plan,
+    planner,
     to_json,
     wire_for_aiter,
 )
@@ -154,6 +155,7 @@ def test_9_a_fallback_is_recorded_and_logged_once(caplog: pytest.LogCaptureFixtu
     decision = wire_for_aiter(Wire.MXFP8, AiterFacts("0.1.7", quantizes_mxfp8=False, passes_mxfp8=False))
     assert decision.wire is Wire.BF16
     hopper = Environment(device="cuda", device_name="test", capability=(9, 0), libraries={"torch": "2.13.0", "triton": "3.9.0"})
+    planner.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "moe_typed"):
         report = plan(problem(decision.wire, "mxfp8"), hopper)  # weights that the fast runner does not take: a degradation of the same kind
     assert [record.levelname for record in caplog.records] == ["WARNING"]

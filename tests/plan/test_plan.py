@@ -19,6 +19,7 @@ from moe_typed.plan import (
     build_layer,
     from_json,
     plan,
+    planner,
     probe_environment,
     relative_error,
     to_json,
@@ -109,12 +110,15 @@ def test_an_unknown_model_dtype_is_refused() -> None:
         plan(asking(model="int8"), CPU)
 
 
-def test_a_gpu_left_to_the_reference_is_recorded_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gpu_left_to_the_reference_is_recorded_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    planner.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "moe_typed.plan"):
         report = plan(asking(weights="mxfp8"), HOPPER)
+        again = plan(asking(weights="mxfp8"), HOPPER)
     (loss,) = report.degradations
     assert (loss.subject, loss.preferred, loss.used) == ("runner", "triton", "reference")
     assert "mxfp8" in loss.detail
+    assert again.degradations == report.degradations
     assert len(caplog.records) == 1
     assert plan(asking(weights="mxfp8", runner=RunnerRequest.REFERENCE), HOPPER).degradations == ()
 

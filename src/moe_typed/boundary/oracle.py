@@ -27,13 +27,14 @@ def _bare(hint: object, blind: frozenset[str]) -> object:
     if get_origin(hint) is Annotated:
         return _bare(get_args(hint)[0], blind)
     if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(_bare(member, blind) for member in get_args(hint))]  # noqa: UP007  the members are not known before
+        members = tuple(_bare(member, blind) for member in get_args(hint))
+        return cast("object", Union[members])  # noqa: UP007  the members are not known before
     if not blind or not (isinstance(hint, type) and issubclass(hint, AbstractArray)):
         return hint
     dims = (parse_dim(text) for text in str(getattr(hint, "dim_str")).split())  # noqa: B009  jaxtyping makes these attributes
     text = " ".join("_" if dim.name is None and not blind.isdisjoint(dim.names) else dim.text for dim in dims)
     family: type[AbstractDtype] = getattr(hint, "dtype")  # noqa: B009
-    return family[Tensor, text]
+    return cast("object", family[Tensor, text])
 
 
 def _order(fields: tuple[Field, ...]) -> list[tuple[Field, frozenset[str]]]:

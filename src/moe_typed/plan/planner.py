@@ -1,5 +1,6 @@
 """Choose a way through the tables for an engine that is driven by configuration. Pure: it looks at the problem and the environment alone."""
 
+import functools
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -204,17 +205,23 @@ def find_route(problem: MoEProblem, environment: Environment) -> tuple[Route, tu
     return chosen, tuple(rejected)
 
 
+@functools.cache
+def warn_once(item: Degradation) -> None:
+    """Log a degradation the first time that it is met: every layer of a model has the same."""
+    _log.warning("%s: %s instead of %s: %s", item.subject, item.used, item.preferred, item.detail)
+
+
 def plan(problem: MoEProblem, environment: Environment) -> PlanReport:
     """Return the plan for a problem in an environment.
 
     A wire or a runner that is asked for by name is honoured or refused. ``auto`` takes the first way that there is, and what was passed over is in
-    the report; a degradation is logged as well. Raises: PlanError; ValueError for an unknown model dtype.
+    the report; a degradation is logged as well, the first time that it is met. Raises: PlanError; ValueError for an unknown model dtype.
     """
     route, rejected = find_route(problem, environment)
     chosen = route.acceptance
     degradations = _degradations(problem, environment, chosen.runner, rejected)
     for item in degradations:
-        _log.warning("%s: %s instead of %s: %s", item.subject, item.used, item.preferred, item.detail)
+        warn_once(item)
     return PlanReport(
         problem=problem,
         environment=environment,

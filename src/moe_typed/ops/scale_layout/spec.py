@@ -69,13 +69,15 @@ def to_storage(scale: Tensor, rows: int, groups: int, layout: ScaleLayout) -> Te
         ScaleLayout.SWIZZLED: _tiles(rows, groups),
     }[layout]
     is_by_column = layout in (ScaleLayout.COLUMN_MAJOR, ScaleLayout.PACKED)
-    is_ordered = (rows == 0 or scale.stride(0) == 1) if is_by_column else scale.is_contiguous()
+    is_ordered = (rows <= 1 or scale.stride(0) == 1) if is_by_column else scale.is_contiguous()
     if scale.shape != shape or not is_ordered:
         raise ValueError(
             f"the scales of {rows} rows of {groups} groups, {layout.name}, must have the shape {list(shape)} in that order;"
             f" got {list(scale.shape)} with strides {list(scale.stride())}"
         )
-    return scale.t() if is_by_column else scale
+    if not is_by_column:
+        return scale
+    return scale.t() if rows > 1 else scale.t().contiguous()  # the stride of a single row says nothing
 
 
 def as_bytes(storage: Tensor) -> Tensor:
