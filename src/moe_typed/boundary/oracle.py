@@ -29,12 +29,16 @@ def _bare(hint: object, blind: frozenset[str]) -> object:
     if get_origin(hint) in (Union, UnionType):
         members = tuple(_bare(member, blind) for member in get_args(hint))
         return cast("object", Union[members])  # noqa: UP007  the members are not known before
-    if not blind or not (isinstance(hint, type) and issubclass(hint, AbstractArray)):
+    if not blind or not _is_array(hint):
         return hint
     dims = (parse_dim(text) for text in str(getattr(hint, "dim_str")).split())  # noqa: B009  jaxtyping makes these attributes
     text = " ".join("_" if dim.name is None and not blind.isdisjoint(dim.names) else dim.text for dim in dims)
     family: type[AbstractDtype] = getattr(hint, "dtype")  # noqa: B009
     return cast("object", family[Tensor, text])
+
+
+def _is_array(hint: object) -> bool:
+    return isinstance(hint, type) and issubclass(hint, AbstractArray)
 
 
 def _order(fields: tuple[Field, ...]) -> list[tuple[Field, frozenset[str]]]:
