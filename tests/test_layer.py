@@ -396,7 +396,8 @@ def test_a_compiled_layer_follows_the_switch(backend: str) -> None:
     rows, good = random(2, HIDDEN), given_routing([[0, 1], [2, 3]])
     wide = good.topk_ids.long()  # an engine's remap table has widened the ids
     for _ in range(2):
-        assert isinstance(compiled(rows, wide, good.topk_weights), Tensor)
+        with debug("off"):
+            assert isinstance(compiled(rows, wide, good.topk_weights), Tensor)
         with debug("layout"):
             assert isinstance(compiled(rows, good.topk_ids, good.topk_weights), Tensor)
             with pytest.raises(Exception, match="dtype is int64, expected int32"):

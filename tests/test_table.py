@@ -5,13 +5,14 @@ from typing import ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import attrs
 import pytest
+import torch
 from torch import Tensor
 from typing_extensions import override
 
-from moe_typed import Payload, StandardCombineInput, StandardDispatchOutput, UnsupportedError
+from moe_typed import BoundaryError, Fp32Rows, Payload, StandardCombineInput, StandardDispatchOutput, UnsupportedError, debug, from_topk, localize
 from moe_typed.runners import ReferenceRunner, Runner
 from moe_typed.runners.flat_rows import standard_post, standard_pre
-from moe_typed.stages import Carry, CombineInput, DispatchOutput, FlatRowsInput, RunnerInput, RunnerOutput, SummedRowsOutput
+from moe_typed.stages import Carry, CombineInput, DispatchOutput, FlatRowsInput, RunnerInput, RunnerOutput, StandardCarry, SummedRowsOutput
 from moe_typed.table import ROWS, TRANSITIONS, UNSUPPORTED, AnyDispatchOutput, AnyRunner, Edge, Row, Unsupported, UnsupportedReason, connect, find
 
 
@@ -170,6 +171,27 @@ def test_a_row_is_keyed_by_the_bare_classes() -> None:
     row = Edge(StandardDispatchOutput[Payload], StandardCombineInput, FlatRowsInput).pre(standard_pre).post(standard_post)
     assert row.key == (StandardDispatchOutput, FlatRowsInput)
     assert row.functions == (standard_pre, standard_post)
+
+
+@attrs.frozen(eq=False)
+class Zeros(Foreign):
+    @override
+    def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
+        return SummedRowsOutput(torch.zeros_like(runner_input.payload.data))
+
+
+def test_the_oracle_judges_what_pre_returns_and_post_takes() -> None:
+    def pre(dispatched: StandardDispatchOutput[Payload]) -> tuple[FlatRowsInput, StandardCarry]:
+        return FlatRowsInput(dispatched.payload, dispatched.routing), cast("StandardCarry", dispatched.routing)
+
+    edge = Edge(StandardDispatchOutput[Payload], StandardCombineInput, FlatRowsInput)
+    foreign_carry, own_carry = edge.pre(pre).post(standard_post), edge.pre(standard_pre).post(standard_post)
+    routing = from_topk(torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1), 1)
+    dispatched = StandardDispatchOutput(Fp32Rows(torch.zeros(1, 4)), localize(routing, 0, 1))
+    with debug("strict"):
+        assert isinstance(own_carry.using(Zeros())(dispatched), StandardCombineInput)
+        with pytest.raises(BoundaryError, match="StandardCarry"):
+            foreign_carry.using(Zeros())(dispatched)
 
 
 def test_the_reference_runner_takes_what_the_table_has() -> None:

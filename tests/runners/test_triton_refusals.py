@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from moe_typed import (
     Bf16Rows,
+    BoundaryError,
     Experts,
     Fp8Block128Rows,
     Fp16Rows,
@@ -16,6 +17,7 @@ from moe_typed import (
     GateUp,
     StandardDispatchOutput,
     UnsupportedError,
+    debug,
     quantize_fp8_block128,
 )
 from moe_typed.formats import GateUpOrder
@@ -92,9 +94,12 @@ def test_unknown_activations_and_orders_are_refused(device: str, fmt: str) -> No
 def test_rows_that_do_not_fit_the_weights_are_refused(device: str) -> None:
     runner = make_runner(make_weights("fp32", device, 2), SILU)
     routing = make_routing(torch.zeros(3, 1, dtype=torch.int64, device=device), 2)
-    with pytest.raises(ValueError, match=f"of width 128, but the weights take .* of width {HIDDEN}"):
-        runner.run(FlatRowsInput(Fp32Rows(torch.zeros(3, 128, device=device)), routing))
-    with pytest.raises(ValueError, match=r"rows are torch\.float8_e4m3fn"):
+    wide = FlatRowsInput(Fp32Rows(torch.zeros(3, 128, device=device)), routing)
+    with debug("layout"), pytest.raises(BoundaryError, match=f"has hidden = 128 inside, but hidden = {HIDDEN} here"):
+        runner.run(wide)
+    with debug("off"), pytest.raises(ValueError, match=f"of width 128, but the weights take .* of width {HIDDEN}"):
+        runner.run(wide)
+    with debug("off"), pytest.raises(ValueError, match=r"rows are torch\.float8_e4m3fn"):
         runner.run(FlatRowsInput(quantize_fp8_block128.run(Fp32Rows(torch.zeros(3, 128, device=device))), routing))
 
 

@@ -105,7 +105,8 @@ def test_poison_stays_in_its_group(quantize: Quantize, group: int, poison: float
     dirty = clean.clone()
     dirty[1, group + 3] = poison
     expected = quantize.run(Fp32Rows(clean)).dequantize()
-    got = quantize.run(Fp32Rows(dirty)).dequantize()
+    with debug("off"):  # a NaN scale raises in the values mode
+        got = quantize.run(Fp32Rows(dirty)).dequantize()
     inside = torch.zeros(3, 256, dtype=torch.bool)
     inside[1, group : 2 * group] = True
     assert bool(got[inside].isnan().all())
