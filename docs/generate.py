@@ -139,6 +139,62 @@ def figures_routing() -> str:
     return f"{run.device}, torch {run.torch}, Triton {run.triton}.\n\n" + _table(head, lines)
 
 
+@attrs.frozen
+class Scaled:
+    """One measured cell of the quantising benchmark; ``wire_bytes`` where rows are sent."""
+
+    what: str
+    rows: int
+    live: int
+    moved: int
+    graph_us: float
+    floor_us: float
+    wire_bytes: int | None
+
+
+@attrs.frozen
+class ScaledRun:
+    """One run of the quantising benchmark."""
+
+    device: str
+    torch: str
+    triton: str
+    rows: tuple[Scaled, ...]
+
+
+def _scaled_run() -> ScaledRun:
+    return make_converter().structure(json.loads((ROOT / "benchmarks" / "results" / "h200_quantize.json").read_text()), ScaledRun)
+
+
+def figures_quantize() -> str:
+    """Return the figures of quantising and upscaling kernels."""
+    run = _scaled_run()
+    kernels = [cell for cell in run.rows if cell.wire_bytes is None]
+    sizes = sorted({cell.rows for cell in kernels})
+    by_place = {(cell.what, cell.rows): cell for cell in kernels}
+    lines = [(what, *(_bandwidth(by_place[what, size]) for size in sizes)) for what in dict.fromkeys(cell.what for cell in kernels)]
+    return f"{run.device}, torch {run.torch}, Triton {run.triton}.\n\n" + _table(("what", *(f"{size} rows" for size in sizes)), lines)
+
+
+def _bandwidth(cell: Scaled) -> str:
+    return f"{cell.graph_us:.1f} ({cell.moved / cell.graph_us / 1e6:.2f})"
+
+
+def figures_wire() -> str:
+    """Return quantise-then-send against send-then-quantise."""
+    cells = [cell for cell in _scaled_run().rows if cell.wire_bytes is not None]
+    by_place = {(cell.what, cell.live): cell for cell in cells}
+    lines: list[tuple[str, ...]] = []
+    for name in dict.fromkeys(cell.what.partition(":")[0] for cell in cells):
+        for live in sorted({cell.live for cell in cells}):
+            first, last = by_place[f"{name}: quantise, send", live], by_place[f"{name}: send, quantise", live]
+            sent = (f"{(cell.wire_bytes or 0) / 1e6:.2f}" for cell in (first, last))
+            ratio = f"{last.graph_us / first.graph_us:.1f}"
+            lines.append((name, str(live), f"{first.graph_us:.1f}", f"{last.graph_us:.1f}", ratio, f"{first.graph_us / first.floor_us:.2f}", *sent))
+    times = ("quantise first, us", "send first, us", "ratio", "quantise first / floor")
+    return _table(("format", "live rows", *times, "MB sent, quantise first", "MB sent, send first"), lines)
+
+
 def _compared(other: Timed, ours: Timed) -> str:
     return "no graph" if math.isnan(other.graph_us) else f"{other.graph_us:.1f} ({other.graph_us / ours.graph_us:.1f}x)"
 
@@ -151,6 +207,8 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "transitions": transitions,
     "diagram": diagram,
     "figures-routing": figures_routing,
+    "figures-quantize": figures_quantize,
+    "figures-wire": figures_wire,
 }
 
 
