@@ -151,10 +151,12 @@ def test_one_cuda_graph_for_every_count(conversion: Conversion[Any, Any], device
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         made = kernel.run(on_device, live)
+    is_new = made.data is not on_device.data
     for count in (ROWS, 5, 0, ROWS - 1):
-        made.data.view(torch.uint8).fill_(0xA5)
+        if is_new:
+            made.data.view(torch.uint8).fill_(0xA5)
         live.fill_(count)
         graph.replay()
         check(made, conversion.run(given, torch.tensor([count], dtype=torch.int32)), count)
-        if made.data is not on_device.data:
+        if is_new and count:  # a graph may keep what it needs on the way in the first bytes of its result
             assert bool((made.data[count:].view(torch.uint8) == 0xA5).all())
