@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from moe_typed import GateUp, prepare_reference
+from moe_typed import GateUp
 from moe_typed.formats import (
     AwqExpertWeights,
     Bf16Rows,
@@ -24,6 +24,7 @@ from moe_typed.formats import (
     relayouts,
     upscale_bf16,
 )
+from moe_typed.runners.triton import prepare_triton
 
 
 def deepgemm(rows: Fp8Block128ColumnRows) -> None: ...
@@ -143,8 +144,8 @@ def awq_for_gptq(weights: AwqExpertWeights[GateUp]) -> None:
     # P: "AwqExpertWeights[GateUp]" cannot be assigned to parameter "weights" of type "GptqExpertWeights[GateUp]"
 
 
-def weights_that_the_reference_does_not_take_yet(weights: MxFp4ExpertWeights[GateUp]) -> None:
-    prepare_reference(weights)
-    # E: No overload variant of "prepare_reference" matches argument type "MxFp4ExpertWeights[GateUp]"
-    # P: No overloads for "prepare_reference" match the provided arguments
-    # P: "MxFp4ExpertWeights[GateUp]" cannot be assigned to parameter "weights" of type "MxFp8ExpertWeights[GateUpOrder]"
+def weights_that_a_runner_does_not_take(weights: MxFp4ExpertWeights[GateUp]) -> None:
+    prepare_triton(weights)
+    # E: No overload variant of "prepare_triton" matches argument type "MxFp4ExpertWeights[GateUp]"
+    # P: No overloads for "prepare_triton" match the provided arguments
+    # P: "MxFp4ExpertWeights[GateUp]" cannot be assigned to parameter "weights" of type "Fp8Block128ExpertWeights[GateUpOrder]"

@@ -37,7 +37,7 @@ def prepared_twice(weights: Bf16ExpertWeights[GateUp]) -> None:
     prepare_reference(prepare_reference(weights))
     # E: No overload variant of "prepare_reference" matches argument type "ReferenceDenseWeights"
     # P: No overloads for "prepare_reference" match the provided arguments
-    # P: "ReferenceDenseWeights" cannot be assigned to parameter "weights" of type "MxFp8ExpertWeights[GateUpOrder]"
+    # P: "ReferenceDenseWeights" cannot be assigned to parameter "weights" of type "Int4Weights"
 
 
 def prepared_as_another_format(weights: MxFp8ExpertWeights[GateUp]) -> ReferenceFp8Block128Weights:

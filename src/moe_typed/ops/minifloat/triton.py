@@ -34,8 +34,8 @@ def float_of(bits: tl.tensor) -> tl.tensor:
 def encode(value: tl.tensor, BITS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr, NAN: tl.constexpr) -> tl.tensor:
     """Return the codes of float32 values, in the last byte: the nearest, ties to the even code, saturating; a NaN without a code is as MAX."""
     if MANTISSA == _NO_MANTISSA:
-        # 1.5 * 2^23 has steps of 1, and its last byte is 0. The minimum takes NaN, and keeps product and sum two roundings.
-        code = bits_of(tl.minimum(value, MAX) + 12582912.0)
+        # 1.5 * 2^23 has steps of 1, and its last byte is 0. The choice takes MAX for NaN, and keeps product and sum two roundings.
+        code = bits_of(tl.where(value < MAX, value, MAX) + 12582912.0)
     elif NAN == _E4M3FN_NAN and _CONVERTS:
         code = value.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
