@@ -77,6 +77,13 @@ def test_a_record_is_repeated_or_cut() -> None:
     assert torch.equal(RECORD.route(1, 3, 7, device=CPU).topk_ids, ids([0, 5, 6]))
 
 
+def test_a_record_of_other_shape_or_with_an_expert_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must be \(recorded rows, k\); got \[2\]"):
+        RecordedLoad(torch.tensor([0, 1])).route(2, 2, 4, device=CPU)
+    with pytest.raises(ValueError, match="goes to one expert twice"):
+        RecordedLoad(ids([0, 1], [2, 2])).route(2, 2, 4, device=CPU)
+
+
 @pytest.mark.parametrize(
     ("record", "top_k", "experts"),
     [(ids([0, 1]), 1, 4), (ids([0, 4]), 2, 4), (ids([0, -1]), 2, 4), (torch.zeros(0, 2, dtype=torch.int32), 2, 4)],

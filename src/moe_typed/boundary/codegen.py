@@ -230,7 +230,8 @@ class CheckWriter:
             reason = f'f"{ast.unparse(dividend)} = {{{left}}} is not a multiple of {{{right}}}"'
             lines.append(f"if {right} == 0 or {left} % {right}: " + self._fail(field, reason))
         want = self._source(dim.tree)
-        reason = f'f"{what} is {{{got}}}, expected {dim.text} = {{{want}}}"'
+        value = "" if isinstance(dim.tree, ast.Constant) else f" = {{{want}}}"
+        reason = f'f"{what} is {{{got}}}, expected {dim.text}{value}"'
         lines.append(f"if {got} != {want}: " + self._fail(field, reason))
         return lines
 

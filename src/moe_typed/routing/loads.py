@@ -93,7 +93,11 @@ class RecordedLoad(Load):
 
     @override
     def choose(self, rows: int, top_k: int, num_experts: int, generator: torch.Generator) -> Tensor:
+        if self.topk_ids.dim() != 2:
+            raise ValueError(f"the record must be (recorded rows, k); got {list(self.topk_ids.shape)}")
         recorded, k = self.topk_ids.shape
         if k != top_k or recorded == 0 or int(self.topk_ids.min()) < 0 or int(self.topk_ids.max()) >= num_experts:
             raise ValueError(f"the record has {recorded} rows of {k} ids; {top_k} ids below {num_experts} are needed in each")
+        if bool((self.topk_ids.sort(1).values.diff(dim=1) == 0).any()):
+            raise ValueError("the record has a row that goes to one expert twice; a row's experts are distinct")
         return self.topk_ids.cpu().to(torch.int64)[torch.arange(rows) % recorded]

@@ -5,6 +5,7 @@ end; GPTQ packs eight neighbouring *rows*, ascending. value = (code - zero) * sc
 published libraries AutoAWQ and AutoGPTQ.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, final
 
@@ -45,6 +46,18 @@ class Int4ExpertWeights(ScaledExpertWeights[O_co]):
     @override
     def shards(self) -> Mapping[str, Shard]:
         return {name: Shard(shard.dim, shard.unit or self.group, shard.joined) for name, shard in self.sharded.items()}
+
+    @abstractmethod
+    def _matrix(self, words: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+        """Return one packed matrix as float32 (out, in)."""
+
+    @override
+    def dequantize_w13(self, expert: int) -> Tensor:
+        return self._matrix(self.w13[expert], self.w13_scale[expert], None if self.w13_zero is None else self.w13_zero[expert])
+
+    @override
+    def dequantize_w2(self, expert: int) -> Tensor:
+        return self._matrix(self.w2[expert], self.w2_scale[expert], None if self.w2_zero is None else self.w2_zero[expert])
 
     def _values(self, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         """Return (out, in) as float32 from codes (in, out), scales (groups, out) and zeros alike."""
@@ -90,17 +103,10 @@ class AwqExpertWeights(Int4ExpertWeights[O_co]):
     def inter(self) -> int:
         return self.w2.shape[1]
 
+    @override
     def _matrix(self, words: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         zeros = None if zero is None else _nibbles(zero, 1, _AWQ_COLUMNS)
         return self._values(_nibbles(words, 1, _AWQ_COLUMNS), scale, zeros)
-
-    @override
-    def dequantize_w13(self, expert: int) -> Tensor:
-        return self._matrix(self.w13[expert], self.w13_scale[expert], None if self.w13_zero is None else self.w13_zero[expert])
-
-    @override
-    def dequantize_w2(self, expert: int) -> Tensor:
-        return self._matrix(self.w2[expert], self.w2_scale[expert], None if self.w2_zero is None else self.w2_zero[expert])
 
 
 @final
@@ -143,14 +149,7 @@ class GptqExpertWeights(Int4ExpertWeights[O_co]):
     def inter(self) -> int:
         return _PER_WORD * self.w2.shape[1]
 
+    @override
     def _matrix(self, words: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         zeros = None if zero is None else _nibbles(zero, 1, _ASCENDING) + 1
         return self._values(_nibbles(words, 0, _ASCENDING), scale, zeros)
-
-    @override
-    def dequantize_w13(self, expert: int) -> Tensor:
-        return self._matrix(self.w13[expert], self.w13_scale[expert], None if self.w13_zero is None else self.w13_zero[expert])
-
-    @override
-    def dequantize_w2(self, expert: int) -> Tensor:
-        return self._matrix(self.w2[expert], self.w2_scale[expert], None if self.w2_zero is None else self.w2_zero[expert])
