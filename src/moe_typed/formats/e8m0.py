@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..ops.minifloat.reference import decode_e8m0
+from ..ops.minifloat.spec import E8M0_NAN
 
-_NAN_BYTE = 255
 _EXPONENT_BITS = 23  # float32: the exponent field starts above 23 mantissa bits
 _TWO_TO_MINUS_127_BITS = 0x00400000
 
@@ -29,9 +29,9 @@ def encode_up(value: Tensor) -> Tensor:
     mantissa = bits & 0x7FFFFF
     # A subnormal above 2^-127 (mantissa 0x400000) needs 2^-126, byte 1: the same carry as for a normal number above its power of two.
     carries = torch.where(exponent == 0, mantissa > _TWO_TO_MINUS_127_BITS, mantissa > 0)
-    up = torch.clamp(exponent + carries.to(torch.int32), max=_NAN_BYTE)
+    up = torch.clamp(exponent + carries.to(torch.int32), max=E8M0_NAN)
     negative = (bits < 0) & ((exponent | mantissa) > 0)  # by the bits, as -0.0 is zero and a subnormal is not
-    return torch.where(negative, _NAN_BYTE, up).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return torch.where(negative, E8M0_NAN, up).to(torch.uint8).view(torch.float8_e8m0fnu)
 
 
 def is_power_of_two(value: Tensor) -> Tensor:

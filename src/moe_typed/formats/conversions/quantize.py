@@ -4,7 +4,7 @@ What is not finite poisons its group and nothing else: the scale of the group is
 rows, an infinity or a NaN becomes NaN alone. A group of zeros comes back as zeros. How each scale is chosen stands in ``ops.quantize.reference``.
 """
 
-from typing import Final, Literal, TypeAlias, final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ from ..scale_factor import ScaleFactor
 from .base import Conversion
 from .ops import QuantizeOps
 
-Fp8: TypeAlias = Literal["fn", "fnuz"]
 _DENSE: Final = (Bf16Rows, Fp16Rows, Fp32Rows)
 _FNUZ: Final = torch.float8_e4m3fnuz
 

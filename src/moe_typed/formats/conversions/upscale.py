@@ -1,6 +1,6 @@
 """From rows with scales to rows without: data times scale in float32, rounded once to the dtype. Above 65504 float16 becomes infinite."""
 
-from typing import Final, TypeAlias, final
+from typing import Final, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from ..payloads import (
     MxFp8Rows,
     MxFp8SwizzledRows,
     NvFp4Rows,
+    ScaledRows,
 )
 from .base import Conversion
 from .ops import UpscaleOps
@@ -42,21 +43,7 @@ AnyScaledRows: TypeAlias = (
     | MxFp4Rows
     | NvFp4Rows
 )
-SCALED: Final = (
-    Fp8TensorRows,
-    Fp8FnuzTensorRows,
-    Fp8TokenRows,
-    Fp8FnuzTokenRows,
-    Int8TokenRows,
-    Fp8Block128Rows,
-    Fp8FnuzBlock128Rows,
-    Fp8Block128ColumnRows,
-    Fp8Block128PackedRows,
-    MxFp8Rows,
-    MxFp8SwizzledRows,
-    MxFp4Rows,
-    NvFp4Rows,
-)
+SCALED: Final[tuple[type[ScaledRows], ...]] = get_args(AnyScaledRows)
 
 
 @final

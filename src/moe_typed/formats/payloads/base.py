@@ -5,7 +5,7 @@ as the other.
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -13,12 +13,13 @@ from typing_extensions import override
 
 from ...boundary import value_error
 from ...ops.minifloat.reference import decode_e2m1, unpack_e2m1
+from ...ops.minifloat.spec import E8M0_NAN
+from ...ops.quantize.spec import FP8_GROUP
+from ...ops.quantize.spec import MX_GROUP as MX_GROUP
+from ...ops.quantize.spec import NV_GROUP as NV_GROUP
 from ..spec import Format
 
-BLOCK_128 = 128  # DeepSeek-V3's activation group: one scale for 128 channels of a token
-MX_GROUP = 32  # OCP Microscaling Formats v1.0: 32 values share a scale
-NV_GROUP = 16  # NVFP4: 16 values share an e4m3 scale
-E8M0_NAN = 255
+BLOCK_128: Final = FP8_GROUP
 
 
 class Payload(ABC):
