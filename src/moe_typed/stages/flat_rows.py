@@ -23,12 +23,31 @@ class FlatRowsInput(RunnerInput):
         self.payload.check_live(self.routing.count_live())
 
 
+class RowsOutput(RunnerOutput):
+    """The base of one result a row: router weights applied, summed over k, in the order of the input rows; live rows without a route are zero."""
+
+    hidden_states: Tensor
+
+
 @final
 @boundary
-class SummedRowsOutput(RunnerOutput):
-    """One result a row: router weights applied, summed over k, in the order of the input rows; rows without a route are zero.
-
-    ``hidden_states``: bf16, fp16 or fp32 (rows, hidden).
-    """
+class SummedRowsOutput(RowsOutput):
+    """One result a row; padding rows are zero like all rows without a route. ``hidden_states``: bf16, fp16 or fp32 (rows, hidden)."""
 
     hidden_states: Floating[Tensor, "rows hidden"]
+
+
+@final
+@boundary
+class LiveRowsOutput(RowsOutput):
+    """One result a live row; what the others hold is undefined. ``hidden_states``: bf16, fp16 or fp32 (rows, hidden)."""
+
+    hidden_states: Floating[Tensor, "rows hidden"]
+
+
+@final
+@boundary
+class RouteRowsOutput(RunnerOutput):
+    """One result a route, router weights pending, nothing summed. ``hidden_states``: bf16, fp16 or fp32 (rows, k, hidden)."""
+
+    hidden_states: Floating[Tensor, "rows k hidden"]

@@ -7,7 +7,8 @@ from torch import Tensor
 from moe_typed.boundary import boundary
 from moe_typed.formats import Bf16Rows, Payload
 from moe_typed.runners import Runner
-from moe_typed.runners.flat_rows import standard_post, standard_pre
+from moe_typed.runners.flat_rows import standard_pre
+from moe_typed.runners.posts import standard_post
 from moe_typed.stages import (
     Carry,
     CombineInput,

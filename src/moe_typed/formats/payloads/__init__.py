@@ -2,6 +2,7 @@
 
 from .base import BLOCK_128, MX_GROUP, NV_GROUP, DenseRows, Payload, ScaledRows
 from .dense import AnyDenseRows, Bf16Rows, Fp16Rows, Fp32Rows
+from .head import head
 from .mx import MxFp4Rows, MxFp8Rows, MxFp8SwizzledRows, NvFp4Rows
 from .scaled import (
     Fp8Block128ColumnRows,
@@ -14,6 +15,7 @@ from .scaled import (
     Fp8TokenRows,
     Int8TokenRows,
 )
+from .slab import Fp8Block128PackedSlabRows, Fp8Block128SlabRows, SlabScaledRows
 
 __all__ = [
     "BLOCK_128",
@@ -24,7 +26,9 @@ __all__ = [
     "DenseRows",
     "Fp8Block128ColumnRows",
     "Fp8Block128PackedRows",
+    "Fp8Block128PackedSlabRows",
     "Fp8Block128Rows",
+    "Fp8Block128SlabRows",
     "Fp8FnuzBlock128Rows",
     "Fp8FnuzTensorRows",
     "Fp8FnuzTokenRows",
@@ -39,4 +43,6 @@ __all__ = [
     "NvFp4Rows",
     "Payload",
     "ScaledRows",
+    "SlabScaledRows",
+    "head",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...formats import ExpertWeights, GateUpOrder
+from ...routing import live_mask
 from ...stages import FlatRowsInput, RunnerInput, SummedRowsOutput
 from ..activations import Activation
 from ..base import FlatRowsMeetWeights, Runner
@@ -56,5 +57,6 @@ class ReferenceRunner(Runner[FlatRowsInput, SummedRowsOutput]):
         FlatRowsMeetWeights(self.weights, runner_input)
         routing = runner_input.routing
         rows = runner_input.payload.dequantize()
-        total = reference_experts(rows, routing.topk_ids, routing.topk_weights, self.weights, self.activation)
+        ids = routing.topk_ids if routing.all_live else torch.where(live_mask(routing), routing.topk_ids, -1)
+        total = reference_experts(rows, ids, routing.topk_weights, self.weights, self.activation)
         return SummedRowsOutput(total.to(self.out_dtype))
