@@ -8,6 +8,7 @@ import torch
 
 from tests.emulation.hazards import Ring, late, poison_mask, poisoned, read_memory
 from tests.emulation.world import EmulatedHang, PeerFailedError, World
+from tests.ops.support import int_rows
 
 DTYPES = [
     torch.float32,
@@ -73,6 +74,13 @@ def test_a_wait_times_out() -> None:
         world.run(lambda rank: world.exchange(rank, "slow", 0) if rank == 0 else [int(release.wait(0.6))])
 
 
+def test_dead_ranks_run_nothing_and_break_collectives_of_all() -> None:
+    world = World(3, dead=frozenset({1}))
+    assert world.run(lambda rank: world.meet(rank, "living", rank)) == [{0: 0, 2: 2}] * 2
+    with pytest.raises(EmulatedHang, match=r"for ranks \[1\], which are dead"):
+        world.run(lambda rank: world.exchange(rank, "all", rank))
+
+
 def test_orders_follow_the_seed_and_change_from_call_to_call() -> None:
     def orders(seed: int) -> list[list[int]]:
         group = World(1, seed=seed).group(0)
@@ -93,10 +101,10 @@ def test_poison_is_seen_in_every_dtype(dtype: torch.dtype) -> None:
 
 def test_raw_memory_is_read_past_dtype_strides_and_end() -> None:
     ids = torch.tensor([[5, -1], [7, 8]])
-    assert read_memory(ids, (2, 2), torch.int32).tolist() == [[5, 0], [-1, -1]]
+    assert int_rows(read_memory(ids, (2, 2), torch.int32)) == [[5, 0], [-1, -1]]
     square = torch.arange(6, dtype=torch.int32).view(2, 3)
-    assert read_memory(square.t(), (3, 2), torch.int32).tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert read_memory(square[1:], (2, 3), torch.int32).tolist() == [[3, 4, 5], [0x7F7F7F7F] * 3]
+    assert int_rows(read_memory(square.t(), (3, 2), torch.int32)) == [[0, 1], [2, 3], [4, 5]]
+    assert int_rows(read_memory(square[1:], (2, 3), torch.int32)) == [[3, 4, 5], [0x7F7F7F7F] * 3]
 
 
 def test_late_results_arrive_once() -> None:
@@ -104,7 +112,7 @@ def test_late_results_arrive_once() -> None:
     arrive = late([tensor])
     assert torch.isnan(tensor).all()
     arrive()
-    assert tensor.tolist() == [0.0, 1.0, 2.0]
+    assert torch.equal(tensor, torch.arange(3.0))
     tensor.zero_()
     arrive()
     assert not tensor.any()

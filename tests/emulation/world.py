@@ -2,6 +2,7 @@
 
 A rank that raises makes every other rank raise ``PeerFailedError`` where it waits; a rank that returns while another waits for it, ranks that wait in
 different collectives, and a wait of ``timeout`` seconds raise ``EmulatedHang``, where real ranks would hang. So nothing blocks for ever.
+Ranks can be dead from the start: they run nothing, and a collective that needs all ranks hangs.
 """
 
 import contextvars
@@ -36,12 +37,13 @@ class _Round(Generic[T]):
 
 @final
 class World:
-    """``ranks`` ranks. All random orders of the emulations follow from ``seed``."""
+    """``ranks`` ranks, of which some are ``dead``. All random orders of the emulations follow from ``seed``."""
 
-    def __init__(self, ranks: int, *, seed: int = 0, timeout: float = TIMEOUT) -> None:
+    def __init__(self, ranks: int, *, seed: int = 0, timeout: float = TIMEOUT, dead: frozenset[int] = frozenset()) -> None:
         if ranks < 1:
             raise ValueError(f"a world has one rank or more, not {ranks}")
         self.ranks = ranks
+        self.living = [rank for rank in range(ranks) if rank not in dead]
         self._seed = seed
         self._timeout = timeout
         self._turn = threading.Condition()
@@ -64,7 +66,7 @@ class World:
         return torch.Generator().manual_seed((self._seed * 1_000_003 + salt) * 1_009 + rank)
 
     def run(self, body: Callable[[int], T]) -> list[T]:
-        """Run ``body`` for each rank at once, each in its thread, and return the results by rank.
+        """Run ``body`` for each rank at once, each in its thread, and return the results by rank (of the living ones).
 
         Raises: the first error that a rank raised by itself (not because another failed).
         """
@@ -80,7 +82,7 @@ class World:
                 self._leave(rank, None)
 
         threads = [
-            threading.Thread(target=contextvars.copy_context().run, args=(work, rank), name=f"rank {rank}", daemon=True) for rank in range(self.ranks)
+            threading.Thread(target=contextvars.copy_context().run, args=(work, rank), name=f"rank {rank}", daemon=True) for rank in self.living
         ]
         for thread in threads:
             thread.start()
@@ -89,9 +91,9 @@ class World:
         with self._turn:
             if self._errors:
                 raise self._errors[0]
-            if len(results) < self.ranks:
-                raise EmulatedHang(f"ranks {sorted(set(range(self.ranks)) - set(results))} still run")
-        return [results[rank] for rank in range(self.ranks)]
+            if len(results) < len(self.living):
+                raise EmulatedHang(f"ranks {sorted(set(self.living) - set(results))} still run")
+        return [results[rank] for rank in self.living]
 
     def _leave(self, rank: int, error: BaseException | None) -> None:
         with self._turn:
@@ -102,7 +104,13 @@ class World:
             self._turn.notify_all()
 
     def exchange(self, rank: int, name: str, value: T) -> list[T]:
-        """Meet the other ranks in the collective ``name`` and return what all brought, by rank.
+        """Meet the other ranks in the collective ``name`` and return what all brought, by rank; see ``meet``."""
+        if len(self.living) < self.ranks:
+            raise EmulatedHang(f"rank {rank} waits in {name} for ranks {sorted(set(range(self.ranks)) - set(self.living))}, which are dead")
+        return list(self.meet(rank, name, value).values())
+
+    def meet(self, rank: int, name: str, value: T) -> dict[int, T]:
+        """Meet the other living ranks in the collective ``name`` and return what each brought, by rank.
 
         Tensors are shared, not copied: clone what may change.
 
@@ -112,21 +120,21 @@ class World:
             meeting = self._open
             meeting.values[rank] = value
             meeting.names[rank] = name
-            if len(meeting.values) == self.ranks:
+            if len(meeting.values) == len(self.living):
                 self._open = _Round[object]()
                 self._turn.notify_all()
             self._turn.wait_for(lambda: self._is_over(meeting), timeout=self._timeout)
-            if len(meeting.values) == self.ranks:
+            if len(meeting.values) == len(self.living):
                 if len(set(meeting.names.values())) > 1:
                     raise EmulatedHang(f"ranks wait in different collectives: {dict(sorted(meeting.names.items()))}")
-                return [cast(T, meeting.values[peer]) for peer in range(self.ranks)]
+                return {peer: cast(T, meeting.values[peer]) for peer in self.living}
             if self._failed is not None:
                 raise PeerFailedError(f"rank {self._failed} failed while rank {rank} was in {name}")
-            missing = sorted(set(range(self.ranks)) - set(meeting.values))
+            missing = sorted(set(self.living) - set(meeting.values))
             raise EmulatedHang(f"rank {rank} waits in {name} for ranks {missing}" + (", which left" if self._left else ""))
 
     def _is_over(self, meeting: _Round[object]) -> bool:
-        return len(meeting.values) == self.ranks or self._failed is not None or bool(self._left)
+        return len(meeting.values) == len(self.living) or self._failed is not None or bool(self._left)
 
 
 @final
@@ -149,6 +157,10 @@ class Group:
     def exchange(self, name: str, value: T) -> list[T]:
         """Meet the other ranks; see World.exchange."""
         return self.world.exchange(self._rank, name, value)
+
+    def meet(self, name: str, value: T) -> dict[int, T]:
+        """Meet the other living ranks; see World.meet."""
+        return self.world.meet(self._rank, name, value)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
