@@ -16,7 +16,7 @@ from typing import Final, Literal, final
 
 from . import enums
 from .dtypes import Dtypes, Gfx
-from .library import Decision, Library, Tuned, Version
+from .library import Decision, Library, Tuned, Version, VersionName
 from .misuse import Judge, Mode
 from .quantizers import Quantizer, Quantizers
 from .shuffles import Shuffles
@@ -36,7 +36,7 @@ class EmulatedAiter:
     def __init__(
         self,
         *,
-        version: Literal["0.1.7", "head", "later", "no_combine"] = "head",
+        version: VersionName = "head",
         gfx: Gfx = "gfx950",
         mode: Literal["strict", "faithful"] = "strict",
         env: Mapping[str, str] | None = None,

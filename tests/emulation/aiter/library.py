@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import final
+from typing import Literal, TypeAlias, final
 
 import attrs
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from .dtypes import Dtypes, Gfx, dtypes_of
 from .misuse import Judge
 from .permutations import Layout
+
+VersionName: TypeAlias = Literal["0.1.7", "head", "later", "no_combine"]
 
 
 class Version(Enum):
