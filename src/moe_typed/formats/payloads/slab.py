@@ -23,13 +23,18 @@ _PACKED: Final = ScaleSpec(torch.int32, (1, BLOCK_128), ScaleOrder.SLAB_COLUMN_M
 _ROW_MAJOR: Final = Layout(contiguous=True)
 
 
+def _by_row(scale: Tensor) -> Tensor:
+    """Return (local_experts, capacity, n) as (rows, n), row-major. Of one expert, flattening alone makes a view, which is still column-major."""
+    return scale.flatten(0, 1).contiguous()
+
+
 class SlabScaledRows(ScaledRows):
     """The base of rows whose scales lie (local_experts, capacity, groups), the rows of an expert next to each other."""
 
     @property
     @abstractmethod
     def row_scale(self) -> Tensor:
-        """Return the scales as float32 (rows, hidden // 128), row-major: a copy."""
+        """Return the scales as float32 (rows, hidden // 128), row-major."""
 
     @override
     def dequantize(self) -> Tensor:
@@ -52,7 +57,7 @@ class Fp8Block128SlabRows(SlabScaledRows):
     @property
     @override
     def row_scale(self) -> Tensor:
-        return self.scale.flatten(0, 1)
+        return _by_row(self.scale)
 
 
 @final
@@ -70,4 +75,4 @@ class Fp8Block128PackedSlabRows(SlabScaledRows):
     @property
     @override
     def row_scale(self) -> Tensor:
-        return e8m0.decode(self.scale.flatten(0, 1).view(torch.float8_e8m0fnu))
+        return e8m0.decode(_by_row(self.scale).view(torch.float8_e8m0fnu))
