@@ -13,7 +13,7 @@ from moe_typed.formats import ExpertWeights, GateUpOrder, ScaleOrder, ScaleRound
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32
 FN, FNUZ, FP4, E8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2, torch.float8_e8m0fnu
 ROW, COLUMN, SWIZZLED = ScaleOrder.ROW_MAJOR, ScaleOrder.COLUMN_MAJOR_ALIGNED, ScaleOrder.SWIZZLED_128X4
-SCALAR, PER_ROW = ScaleOrder.SCALAR, ScaleOrder.PER_ROW
+SCALAR, PER_ROW, SLAB = ScaleOrder.SCALAR, ScaleOrder.PER_ROW, ScaleOrder.SLAB_COLUMN_MAJOR
 NONE, POWER, DTYPE = ScaleRounding.NONE, ScaleRounding.POWER_OF_TWO, ScaleRounding.TO_DTYPE
 
 Facts = tuple[torch.dtype, torch.dtype | None, tuple[int, int] | None, ScaleOrder | None, ScaleRounding | None, int]
@@ -32,6 +32,8 @@ PAYLOADS: dict[str, Facts] = {
     "fp8-fnuz-block128": (FNUZ, F32, (1, 128), ROW, NONE, 1),
     "fp8-block128-column": (FN, F32, (1, 128), COLUMN, NONE, 1),
     "fp8-block128-packed": (FN, I32, (1, 128), COLUMN, POWER, 1),
+    "fp8-block128-slab": (FN, F32, (1, 128), SLAB, NONE, 1),
+    "fp8-block128-packed-slab": (FN, I32, (1, 128), SLAB, POWER, 1),
     "mxfp8": (FN, E8, (1, 32), ROW, POWER, 1),
     "mxfp8-swizzled": (FN, E8, (1, 32), SWIZZLED, POWER, 1),
     "mxfp4": (FP4, E8, (1, 32), ROW, POWER, 2),

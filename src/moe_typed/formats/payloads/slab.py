@@ -24,8 +24,8 @@ _ROW_MAJOR: Final = Layout(contiguous=True)
 
 
 def _by_row(scale: Tensor) -> Tensor:
-    """Return (local_experts, capacity, n) as (rows, n), row-major. Of one expert, flattening alone makes a view, which is still column-major."""
-    return scale.flatten(0, 1).contiguous()
+    """Return (local_experts, capacity, n) as (rows, n), row-major: a copy, even of one expert or one column, which flattening alone would view."""
+    return scale.clone(memory_format=torch.contiguous_format).flatten(0, 1)
 
 
 class SlabScaledRows(ScaledRows):
@@ -34,7 +34,7 @@ class SlabScaledRows(ScaledRows):
     @property
     @abstractmethod
     def row_scale(self) -> Tensor:
-        """Return the scales as float32 (rows, hidden // 128), row-major."""
+        """Return the scales as float32 (rows, hidden // 128), row-major: a copy."""
 
     @override
     def dequantize(self) -> Tensor:
