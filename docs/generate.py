@@ -16,6 +16,7 @@ from cattrs.preconf.json import make_converter
 from moe_typed.formats import AnyConversion, Conversion, catalogue, quantizers, relayouts, round_bf16, upscalers
 from moe_typed.formats.conversions.upscale import SCALED
 from moe_typed.runners.acceptance import ACCEPTANCE
+from moe_typed.stages import RunnerInput
 from moe_typed.table import TRANSITIONS, Row
 
 ROOT: Final = Path(__file__).parent.parent
@@ -83,17 +84,24 @@ def transitions() -> str:
 
 
 def diagram() -> str:
-    """Return the states and the ways between them, as a Mermaid diagram."""
-    lines = ["```mermaid", "stateDiagram-v2", "    direction LR"]
-    for (variant, runner_input), cell in TRANSITIONS.items():
-        if isinstance(cell, Row):
-            pre, post = cell.functions
-            lines += [
-                f"    {variant.__qualname__} --> {runner_input.__qualname__}: {pre.__name__}",
-                f"    {runner_input.__qualname__} --> {_output(post)}: run",
-                f"    {_output(post)} --> {cell.ends_at.__qualname__}: {post.__name__}",
-            ]
-    return "\n".join([*dict.fromkeys(lines), "```"]) + "\n"
+    """Return the states and the ways between them, as one Mermaid diagram a runner input."""
+    rows = [cell for cell in TRANSITIONS.values() if isinstance(cell, Row)]
+    return "\n".join(_diagram_of(runner_input, rows) for runner_input in dict.fromkeys(row.key[1] for row in rows))
+
+
+def _diagram_of(runner_input: type[RunnerInput], rows: Iterable[Row]) -> str:
+    middle = runner_input.__qualname__
+    there: list[str] = []
+    run: list[str] = []
+    back: list[str] = []
+    for row in rows:
+        if row.key[1] is runner_input:
+            pre, post = row.functions
+            there.append(f"    {row.key[0].__qualname__} --> {middle}: {pre.__name__}")
+            run.append(f"    {middle} --> {_output(post)}: run")
+            back.append(f"    {_output(post)} --> {row.ends_at.__qualname__}: {post.__name__}")
+    lines = ["```mermaid", "stateDiagram-v2", "    direction LR", *there, *dict.fromkeys(run), *dict.fromkeys(back), "```"]
+    return f"Through `{middle}`:\n\n" + "\n".join(lines) + "\n"
 
 
 def _output(post: Callable[..., object]) -> str:
