@@ -73,8 +73,8 @@ def _prepare_mx(problem: Problem, hidden: Tensor, precision: torch.dtype) -> Pre
         passes = library.version is Version.LATER and hidden.dtype in _FP8
         if passes and a1_scale is not None:
             return Prepared(_with_scale(problem, hidden, a1_scale), 3)
-        _discard(problem)
         _launch(hidden)
+        _discard(problem)
         return Prepared(dequantize(*quantize_mx_fp8(hidden.float(), library.dtypes.fp8)), 3)
     if library.version.is_wheel and a1_scale is not None:
         raise ValueError("unsupported: static scale with per_1x32")
@@ -91,9 +91,9 @@ def _launch(hidden: Tensor) -> None:
 
 
 def _cast(problem: Problem, hidden: Tensor) -> Tensor:
-    _discard(problem)
     if hidden.dtype is _FP4:
         raise RuntimeError("torch casts no fp4")
+    _discard(problem)
     if hidden.dtype in _FP8:
         problem.library.judge.silent(Reason.CAST_WITHOUT_SCALE, "hidden_states")
     return hidden.to(problem.out_dtype).float()
