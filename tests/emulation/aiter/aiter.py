@@ -10,9 +10,11 @@ are noise, shuffled or not; ``swiglu_limit`` and biases reach the kernels of per
 read gate and up side by side. Swapped halves of w1, and a shuffle that another library did, are invisible in strict mode, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Final, Literal, final
+
+from torch import Tensor
 
 from . import enums
 from .dtypes import Dtypes, Gfx
@@ -45,7 +47,9 @@ class EmulatedAiter:
         self._library = Library(Version(version), gfx, Judge(Mode(mode)), dict(env or {}), tuned or Tuned())
         shuffles = Shuffles(self._library)
         self.fused_moe: Final[FusedMoe] = _FACTORIES[self._library.version](self._library)
-        self.shuffle_weight: Final = shuffles.shuffle_weight_wheel if self._library.version.is_wheel else shuffles.shuffle_weight
+        self.shuffle_weight: Final[Callable[..., Tensor]] = (
+            shuffles.shuffle_weight_wheel if self._library.version.is_wheel else shuffles.shuffle_weight
+        )
         self.shuffle_weight_a16w4: Final = shuffles.shuffle_weight_a16w4
         self.shuffle_scale: Final = shuffles.shuffle_scale
         self.shuffle_scale_a16w4: Final = shuffles.shuffle_scale_a16w4
