@@ -22,6 +22,19 @@ MASK: Final = (1, 0, 1, 1, 0, 1)  # four of six experts are here
 FP8: Final = torch.float8_e4m3fn
 FP8_MAX: Final = 448.0
 E2M1: Final = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+BF16: Final = 2.0**-8  # half the distance of neighbours, relative
+# The same of the activations' format. int8 has a fixed distance: half of amax / 127, where amax of 256 normal values is below 5 times their norm.
+ROUNDING: Final[dict[Kind, float]] = {
+    "no": 0.0,
+    "a16w4": 0.0,
+    "per_tensor": 2.0**-4,
+    "per_token_fp8": 2.0**-4,
+    "per_128x128": 2.0**-4,
+    "a8w4": 2.0**-4,
+    "mxfp8": 2.0**-4,
+    "a4w4": 2.0**-2,
+    "per_token_int8": 5 / 254,
+}
 _QUANT: Final = {
     "no": QuantType.No,
     "per_tensor": QuantType.per_Tensor,
@@ -163,9 +176,9 @@ def silu_gate(h: Tensor) -> Tensor:
     return torch.nn.functional.silu(g) * u
 
 
-def oai_gate(h: Tensor) -> Tensor:
+def oai_gate(h: Tensor, limit: float = 7.0) -> Tensor:
     g, u = h.chunk(2, -1)
-    g, u = g.clamp(max=7.0), u.clamp(-7.0, 7.0)
+    g, u = g.clamp(max=limit), u.clamp(-limit, limit)
     return g * torch.sigmoid(1.702 * g) * (u + 1)
 
 
@@ -184,3 +197,31 @@ def reference(layer: Layer, x: Tensor, routes: Routes, rounded: Callable[[Tensor
 def distance(left: Tensor, right: Tensor) -> float:
     """Return the relative error in the Euclidean norm."""
     return float(((left.float() - right.float()).square().sum() / right.float().square().sum()).sqrt())
+
+
+def tolerance(kind: Kind) -> float:
+    """Both stages round the activations, and each rounding of the gated intermediate counts for gate and up."""
+    return 3 * ROUNDING[kind] + 4 * BF16
+
+
+def rounded(kind: Kind) -> Callable[[Tensor], Tensor]:
+    """Return the rounding of rows of a kind, told by values: the nearest of the format over a scale of the group."""
+
+    def nearest(value: Tensor, group: int) -> Tensor:
+        split = value.bfloat16().float().reshape(len(value), -1, group)
+        amax = split.abs().amax(-1, keepdim=True)
+        if kind == "a4w4":
+            scale = torch.exp2(torch.ceil(torch.log2(amax / 6)))
+            grid = torch.cat((E2M1[0::2], E2M1[1::2]))  # of two that are as near, the one with the even code comes first
+            return (grid[((split / scale)[..., None] - grid).abs().argmin(-1)] * scale).view(value.shape)
+        if kind in ("a8w4", "mxfp8"):
+            scale = torch.exp2(torch.ceil(torch.log2(amax / FP8_MAX)))
+        else:
+            scale = amax / (127 if kind == "per_token_int8" else FP8_MAX)
+        quotient = split / scale
+        return ((quotient.round() if kind == "per_token_int8" else quotient.to(FP8).float()) * scale).view(value.shape)
+
+    groups = {"per_128x128": 128, "a4w4": 32, "a8w4": 32, "mxfp8": 32}
+    if kind in ("no", "a16w4"):
+        return lambda value: value.bfloat16().float()
+    return lambda value: nearest(value, groups.get(kind, value.shape[-1]))

@@ -169,6 +169,20 @@ def test_the_precision_depends_on_rows_architecture_and_environment() -> None:
     assert chosen(5, {"quant_dtype_a": FP8}, version="later") is FP8
 
 
+def test_the_precision_can_be_asked_for_where_no_rows_are_known() -> None:
+    library = make_aiter(version="later")
+    swiglu = ActivationType.Swiglu
+    assert library.resolve_activation_dtype(QuantType.per_1x32, FP4) is FP4
+    assert library.resolve_activation_dtype(QuantType.per_1x32, FP8) is FP8
+    assert library.resolve_activation_dtype(QuantType.per_128x128, FP8) is FP8
+    assert library.resolve_activation_dtype(QuantType.per_1x32, FP4, swiglu) is None
+    assert library.resolve_activation_dtype(QuantType.per_1x32, FP4, swiglu, M=255) is BF16
+    assert library.resolve_activation_dtype(QuantType.per_1x32, FP4, gate_mode="interleave", M=256) is FP8
+    assert make_aiter(gfx="gfx942").resolve_activation_dtype(QuantType.per_1x32, FP4, gate_mode="interleave") is BF16
+    assert "resolve_activation_dtype" in vars(library.modules()["aiter.fused_moe"])
+    assert "resolve_activation_dtype" not in vars(make_aiter().modules()["aiter.fused_moe"])
+
+
 def test_the_precision_of_situ_is_that_of_the_environment() -> None:
     situ: Arguments = {"activation": ActivationType.Situv2, "beta": 4.0, "linear_beta": 25.0}
     assert chosen(300, situ) is BF16

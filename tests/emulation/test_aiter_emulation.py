@@ -1,6 +1,5 @@
 """The emulated AITER against a plain float32 layer: every quant type, id space and number of rows, and what else changes the numbers."""
 
-import inspect
 from collections.abc import Callable
 
 import pytest
@@ -10,13 +9,13 @@ from torch import Tensor
 from tests.emulation.aiter.enums import ActivationType, QuantType
 from tests.emulation.aiter.library import VersionName
 from tests.emulation.aiter_cases import (
-    E2M1,
+    BF16,
     FP8,
     FP8_MAX,
     KINDS,
+    ROUNDING,
     H,
     I,
-    K,
     Kind,
     L,
     Layer,
@@ -28,50 +27,10 @@ from tests.emulation.aiter_cases import (
     make_routes,
     oai_gate,
     reference,
+    rounded,
     silu_gate,
+    tolerance,
 )
-
-BF16 = 2.0**-8  # half the distance of neighbours, relative
-# The same of the activations' format. int8 has a fixed distance: half of amax / 127, where amax of 256 normal values is below 5 times their norm.
-ROUNDING: dict[Kind, float] = {
-    "no": 0.0,
-    "a16w4": 0.0,
-    "per_tensor": 2.0**-4,
-    "per_token_fp8": 2.0**-4,
-    "per_128x128": 2.0**-4,
-    "a8w4": 2.0**-4,
-    "mxfp8": 2.0**-4,
-    "a4w4": 2.0**-2,
-    "per_token_int8": 5 / 254,
-}
-
-
-def tolerance(kind: Kind) -> float:
-    """Both stages round the activations, and each rounding of the gated intermediate counts for gate and up."""
-    return 3 * ROUNDING[kind] + 4 * BF16
-
-
-def rounded(kind: Kind) -> Callable[[Tensor], Tensor]:
-    """Return the rounding of rows of a kind, told by values: the nearest of the format over a scale of the group."""
-
-    def nearest(value: Tensor, group: int) -> Tensor:
-        split = value.bfloat16().float().reshape(len(value), -1, group)
-        amax = split.abs().amax(-1, keepdim=True)
-        if kind == "a4w4":
-            scale = torch.exp2(torch.ceil(torch.log2(amax / 6)))
-            grid = torch.cat((E2M1[0::2], E2M1[1::2]))  # of two that are as near, the one with the even code comes first
-            return (grid[((split / scale)[..., None] - grid).abs().argmin(-1)] * scale).view(value.shape)
-        if kind in ("a8w4", "mxfp8"):
-            scale = torch.exp2(torch.ceil(torch.log2(amax / FP8_MAX)))
-        else:
-            scale = amax / (127 if kind == "per_token_int8" else FP8_MAX)
-        quotient = split / scale
-        return ((quotient.round() if kind == "per_token_int8" else quotient.to(FP8).float()) * scale).view(value.shape)
-
-    groups = {"per_128x128": 128, "a4w4": 32, "a8w4": 32, "mxfp8": 32}
-    if kind in ("no", "a16w4"):
-        return lambda value: value.bfloat16().float()
-    return lambda value: nearest(value, groups.get(kind, value.shape[-1]))
 
 
 def call(layer: Layer, tokens: int, space: Space = "plain", *, kind: Kind, **changes: object) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,42 +170,6 @@ def test_rows_of_microscaled_formats_pass_in_the_versions_that_have_it() -> None
         passed = library.fused_moe(hidden_states=payload, dtype=torch.bfloat16, a1_scale=scale, **arguments)
         assert library.decisions[-1].branch == branch
         assert torch.equal(passed, library.fused_moe(hidden_states=hidden, **arguments))
-
-
-def test_parameters_are_those_of_the_version() -> None:
-    versions: tuple[VersionName, ...] = ("0.1.7", "head", "later", "no_combine")
-    names = {version: tuple(inspect.signature(make_aiter(version=version).fused_moe).parameters) for version in versions}
-    assert names["0.1.7"][-1] == "bias2"
-    assert len(names["0.1.7"]) == 21
-    assert names["head"][:21] == names["0.1.7"]
-    assert names["head"][-1] == "stage2_scatter"
-    assert len(names["head"]) == 32
-    assert set(names["later"]) - set(names["head"]) == {"output", "quant_type_a", "quant_dtype_a", "quant_dtype_a2"}
-    assert set(names["no_combine"]) - set(names["head"]) == {"no_combine"}
-
-
-def test_an_output_is_filled_and_returned() -> None:
-    library = make_aiter(version="later")
-    layer, routes, hidden = make_layer(library, "no"), make_routes(5), make_hidden(5)
-    output = torch.empty(5, H, dtype=torch.bfloat16)
-    arguments = {"hidden_states": hidden, **layer.arguments, **routes.arguments}
-    assert library.fused_moe(**arguments, output=output) is output
-    assert torch.equal(output, library.fused_moe(**arguments))
-    wrong = (output[:4], output.float(), output.T.contiguous().T, hidden)
-    for refused in wrong:
-        with pytest.raises(RuntimeError, match="output"):
-            library.fused_moe(**arguments, output=refused)
-
-
-def test_without_combine_every_route_has_its_row() -> None:
-    library = make_aiter(version="no_combine")
-    layer, routes, hidden = make_layer(library, "no"), make_routes(5, "masked"), make_hidden(5)
-    arguments = {"hidden_states": hidden, **layer.arguments, **routes.arguments}
-    each = library.fused_moe(**arguments, no_combine=True)
-    assert each.shape == (5, K, H)
-    assert torch.equal(each.isnan().any(-1), routes.local < 0)
-    total = (each.nan_to_num().float() * routes.weights[..., None]).sum(1)
-    assert distance(library.fused_moe(**arguments), total) < tolerance("no")
 
 
 def test_activations_are_their_formulas() -> None:

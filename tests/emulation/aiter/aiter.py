@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Final, Literal, final
 
+import torch
 from torch import Tensor
 
 from . import enums
 from .dtypes import Dtypes, Gfx
+from .kernels import resolve_precision
 from .library import Decision, Library, Tuned, Version, VersionName
 from .misuse import Judge, Mode
 from .quantizers import Quantizer, Quantizers
@@ -70,6 +72,18 @@ class EmulatedAiter:
         """Return the quantiser of a granularity: the same function for the same member."""
         return self._quantizers[qType]
 
+    def resolve_activation_dtype(
+        self,
+        quant_type: enums.QuantType,
+        w1_dtype: torch.dtype,
+        activation: enums.ActivationType = enums.ActivationType.Silu,
+        gate_mode: str = "separated",
+        M: int | None = None,  # noqa: N803 - upstream's name
+    ) -> torch.dtype | None:
+        """Return the precision that a call would get; None where it depends on the rows. Only later versions export it."""
+        remapped = enums.QuantType.per_1x128 if quant_type == enums.QuantType.per_128x128 else quant_type
+        return resolve_precision(self._library, remapped, w1_dtype, activation, enums.GateMode(gate_mode), M)
+
     def modules(self) -> dict[str, ModuleType]:
         """Return modules for ``sys.modules`` in which ``import`` finds these names."""
         shuffle = ("shuffle_weight", "shuffle_weight_a16w4", "shuffle_scale", "shuffle_scale_a16w4")
@@ -84,6 +98,8 @@ class EmulatedAiter:
         if not self._library.version.is_wheel:
             contents["aiter.ops.flydsl"] = {}
             contents["aiter.ops.flydsl.moe_common"] = {"GateMode": enums.GateMode}
+        if self._library.version is Version.LATER:
+            contents["aiter.fused_moe"]["resolve_activation_dtype"] = self.resolve_activation_dtype
         modules = {name: ModuleType(name) for name in contents}
         for name, module in modules.items():
             vars(module).update(contents[name])

@@ -15,33 +15,49 @@ from .shuffles import is_marked
 
 _FP4 = torch.float4_e2m1fn_x2
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_MANY_ROWS: Final = 2**24  # more than any bound
 _DEFAULT_BOUND: Final = 256  # of both GPTOSS_SWIGLU_MXFP4_BF16_BOUND and AITER_BF16_FP8_MOE_BOUND
 
 
 def activation_precision(problem: Problem) -> torch.dtype:
     """Return the dtype of the activation of stage 1. It depends on the padded number of rows."""
-    call, library = problem.call, problem.library
-    dtypes = library.dtypes
-    if problem.quant != QuantType.per_1x32:
-        return dtypes.fp8 if call.w1.dtype in _FP8 else call.w1.dtype
-    is_swiglu = call.activation == ActivationType.Swiglu
-    if library.version.is_wheel:
-        return dtypes.bf16 if is_swiglu else dtypes.fp4x2
-    if call.w1.dtype in _FP8:
-        return dtypes.fp8
+    call = problem.call
     if call.quant_dtype_a is not None:
         return call.quant_dtype_a
-    if call.activation == ActivationType.Situv2:
+    return precision_of(problem.library, problem.quant, call.w1.dtype, call.activation, problem.gate_mode, problem.tokens)
+
+
+def precision_of(
+    library: Library, quant: QuantType, weight: torch.dtype, activation: ActivationType, gate_mode: GateMode, tokens: int
+) -> torch.dtype:
+    """Return the precision that the rules of a version give to a weight dtype."""
+    dtypes = library.dtypes
+    if quant != QuantType.per_1x32:
+        return dtypes.fp8 if weight in _FP8 else weight
+    is_swiglu = activation == ActivationType.Swiglu
+    if library.version.is_wheel:
+        return dtypes.bf16 if is_swiglu else dtypes.fp4x2
+    if weight in _FP8:
+        return dtypes.fp8
+    if activation == ActivationType.Situv2:
         if library.flag("AITER_SITUV2_A4W4"):
             return dtypes.fp4x2
         return dtypes.fp8 if library.flag("AITER_SITUV2_A8W4") else dtypes.bf16
-    if is_swiglu and problem.gate_mode is GateMode.SEPARATED:
-        is_small = problem.tokens < library.number("GPTOSS_SWIGLU_MXFP4_BF16_BOUND", _DEFAULT_BOUND)
+    if is_swiglu and gate_mode is GateMode.SEPARATED:
+        is_small = tokens < library.number("GPTOSS_SWIGLU_MXFP4_BF16_BOUND", _DEFAULT_BOUND)
         return dtypes.bf16 if is_small else dtypes.fp4x2
-    if is_swiglu or problem.gate_mode is GateMode.INTERLEAVE:
-        is_small = problem.tokens < library.number("AITER_BF16_FP8_MOE_BOUND", _DEFAULT_BOUND)
+    if is_swiglu or gate_mode is GateMode.INTERLEAVE:
+        is_small = tokens < library.number("AITER_BF16_FP8_MOE_BOUND", _DEFAULT_BOUND)
         return dtypes.bf16 if library.gfx != "gfx950" or is_small else dtypes.fp8
     return dtypes.fp4x2
+
+
+def resolve_precision(
+    library: Library, quant: QuantType, weight: torch.dtype, activation: ActivationType, gate_mode: GateMode, tokens: int | None
+) -> torch.dtype | None:
+    """Return the precision, or None where no number of rows is given and it would matter."""
+    found = {precision_of(library, quant, weight, activation, gate_mode, rows) for rows in ((1, _MANY_ROWS) if tokens is None else (tokens,))}
+    return found.pop() if len(found) == 1 else None
 
 
 @final

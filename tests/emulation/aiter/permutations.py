@@ -71,7 +71,7 @@ BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # dtypes that torch mo
 
 def as_bytes(x: Tensor) -> Tensor:
     """Return the same memory in a dtype of its size that torch can move."""
-    return x.view(BYTES[x.element_size()])
+    return x.detach().view(BYTES[x.element_size()])
 
 
 def unshuffle(x: Tensor, layout: Layout, experts: int) -> Tensor:
