@@ -20,6 +20,7 @@ H_co = TypeVar("H_co", bound=Handle[object], covariant=True)
 Q = TypeVar("Q", bound=Payload)
 
 _SOURCE = Rename({"rows": "source_rows"})
+_SLOTS = Rename({"slots": "experts"})
 
 
 class MoriDispatchOutput(DispatchOutput[P_co, C_co]):
@@ -64,6 +65,7 @@ class MoriCombineInput(CombineInput):
 
     hidden_states: Tensor
     origin: Routing[PhysicalIds]
+    handle: Handle[object]
 
 
 @final
@@ -102,7 +104,7 @@ class MoriEPNormalDispatchOutput(MoriDispatchOutput[P_co, MoriEPNormalCombineInp
     combine_input: ClassVar[type[CombineInput]] = MoriEPNormalCombineInput
     payload: P_co
     routing: Routing[PhysicalIds]
-    residence: Residence[PhysicalIds]
+    residence: Annotated[Residence[PhysicalIds], _SLOTS]
     origin: Annotated[Routing[PhysicalIds], _SOURCE]
     out_dtype: torch.dtype
     handle: MoriEPNormalHandle
@@ -142,7 +144,7 @@ class MoriEPLLDispatchOutput(MoriDispatchOutput[P_co, MoriEPLLCombineInput]):
     combine_input: ClassVar[type[CombineInput]] = MoriEPLLCombineInput
     payload: P_co
     routing: Routing[PhysicalIds]
-    residence: Residence[PhysicalIds]
+    residence: Annotated[Residence[PhysicalIds], _SLOTS]
     origin: Annotated[Routing[PhysicalIds], _SOURCE]
     out_dtype: torch.dtype
     handle: MoriEPLLHandle

@@ -79,6 +79,7 @@ class SlabCombineInput(CombineInput):
 
     hidden_states: Tensor
     origin: Routing[SlotIds]
+    handle: Handle[object]
 
 
 @final
