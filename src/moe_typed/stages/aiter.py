@@ -1,11 +1,11 @@
 """What AITER's fused MoE takes. It knows no -1, and reads an expert mask whose length is the number of ids that there are: one class an id domain."""
 
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
-from ..boundary import Floating, boundary
+from ..boundary import Floating, Rename, boundary
 from ..formats import Payload
 from ..routing import ExpertMask, LocalSinkIds, PhysicalIds, Routing
 from .base import RunnerInput
@@ -40,7 +40,7 @@ class AiterSlotInput(RunnerInput):
 
     payload: Payload
     routing: Routing[PhysicalIds]
-    mask: ExpertMask[PhysicalIds]
+    mask: Annotated[ExpertMask[PhysicalIds], Rename({"slots": "experts"})]
     out_dtype: torch.dtype
     output: Floating[Tensor, "rows out_hidden"] | None = None
 

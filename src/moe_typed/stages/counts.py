@@ -14,6 +14,11 @@ from ..boundary import Layout, boundary, value_error
 _CONTIGUOUS = Layout(contiguous=True)
 
 
+def _check_alignment(counts: object, alignment: int) -> None:
+    if alignment < 1:
+        raise value_error(counts, "alignment", f"is {alignment}", "1 says that nothing is padded")
+
+
 @final
 @boundary
 class ReceivedPerExpert:
@@ -32,8 +37,9 @@ class PaddedReceivedPerExpert:
 
     def check_values(self) -> None:
         """Raise BoundaryError for a count that is no multiple."""
+        _check_alignment(self, self.alignment)
         for count in self.counts:
-            if count < 0 or self.alignment < 1 or count % self.alignment:
+            if count < 0 or count % self.alignment:
                 raise value_error(self, "counts", f"holds {count}, which is no multiple of the alignment {self.alignment}")
 
 
@@ -44,6 +50,13 @@ class PaddedPrefixSum:
 
     ends: Annotated[Int32[Tensor, " local_experts"], _CONTIGUOUS]
     alignment: int
+
+    def check_values(self) -> None:
+        """Raise BoundaryError for ends that fall, and for one that is no multiple of the alignment."""
+        _check_alignment(self, self.alignment)
+        counts = torch.diff(self.ends, prepend=self.ends.new_zeros(1))
+        if bool(((counts < 0) | (counts % self.alignment != 0)).any()):
+            raise value_error(self, "ends", f"is no prefix sum of multiples of {self.alignment}", "the ends of live rows are SegmentEnds")
 
 
 @final
@@ -59,6 +72,7 @@ class SegmentEnds:
 
     def check_values(self) -> None:
         """Raise BoundaryError for a segment that ends before it begins."""
+        _check_alignment(self, self.alignment)
         if bool((self.ends < self.starts()).any()):
             raise value_error(self, "ends", "holds a segment that ends before it begins", "a plain prefix sum of padded counts is a PaddedPrefixSum")
 

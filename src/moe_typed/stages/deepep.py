@@ -6,7 +6,7 @@ from jaxtyping import BFloat16
 from torch import Tensor
 from typing_extensions import override
 
-from ..boundary import boundary
+from ..boundary import boundary, value_error
 from ..formats import Payload
 from ..routing import LocalIds, RoutedScaling, Routing, live_tensor
 from .base import Carry, CombineInput, DispatchOutput
@@ -56,7 +56,9 @@ class DeepEPNormalDispatchOutput(DispatchOutput[P_co, DeepEPNormalCombineInput])
     handle: DeepEPNormalHandle
 
     def check_values(self) -> None:
-        """Raise BoundaryError for rows with a route whose data cannot be right."""
+        """Raise BoundaryError for counts of another number of experts, and for rows with a route whose data cannot be right."""
+        if self.received is not None and len(self.received.counts) != self.routing.num_experts:
+            raise value_error(self, "received", f"counts {len(self.received.counts)} experts; the routing is over {self.routing.num_experts}")
         self.payload.check_live((self.routing.topk_ids >= 0).any(1))
 
     @property

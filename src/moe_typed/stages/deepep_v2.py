@@ -62,7 +62,7 @@ class DeepEPv2PlainDispatchOutput(DispatchOutput[P_co, DeepEPv2PlainCombineInput
     combine_input: ClassVar[type[CombineInput]] = DeepEPv2PlainCombineInput
     payload: P_co
     routing: Routing[LocalIds]
-    received: PaddedPrefixSum
+    received: Annotated[PaddedPrefixSum, Rename({"local_experts": "experts"})]
     handle: DeepEPv2PlainHandle
 
     def check_values(self) -> None:

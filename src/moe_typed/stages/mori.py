@@ -1,12 +1,12 @@
 """MoRI: one row for each (token, rank) pair in a symmetric arena, of which the device alone knows how many are live."""
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Generic, Self, TypeVar, final
+from typing import Annotated, ClassVar, Generic, Self, final
 
 import torch
 from jaxtyping import BFloat16
 from torch import Tensor
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from ..boundary import Rename, boundary
 from ..formats import Payload, head
@@ -16,21 +16,21 @@ from .handles import Handle
 
 P_co = TypeVar("P_co", bound=Payload, covariant=True)
 C_co = TypeVar("C_co", bound=CombineInput, covariant=True)
-H_co = TypeVar("H_co", bound=Handle[object], covariant=True)
+H_co = TypeVar("H_co", bound=Handle[object], covariant=True, default=Handle[object])
 Q = TypeVar("Q", bound=Payload)
 
 _SOURCE = Rename({"rows": "source_rows"})
 _SLOTS = Rename({"slots": "experts"})
 
 
-class MoriDispatchOutput(DispatchOutput[P_co, C_co]):
+class MoriDispatchOutput(DispatchOutput[P_co, C_co], Generic[P_co, C_co, H_co]):
     """The base of MoRI's dispatch outputs."""
 
     routing: Routing[PhysicalIds]
     residence: Residence[PhysicalIds]
     origin: Routing[PhysicalIds]
     out_dtype: torch.dtype
-    handle: Handle[object]
+    handle: H_co
 
     @property
     @override
@@ -39,7 +39,7 @@ class MoriDispatchOutput(DispatchOutput[P_co, C_co]):
 
     @abstractmethod
     @override
-    def with_payload(self, payload: Q) -> "MoriDispatchOutput[Q, C_co]": ...
+    def with_payload(self, payload: Q) -> "MoriDispatchOutput[Q, C_co, H_co]": ...
 
     @override
     def fail(self, error: BaseException) -> None:
@@ -57,7 +57,7 @@ class MoriDispatchOutput(DispatchOutput[P_co, C_co]):
         self.payload.check_live(self.routing.count_live())
 
 
-class MoriCombineInput(CombineInput):
+class MoriCombineInput(CombineInput, Generic[H_co]):
     """The base of expert results in the order of the received rows: router weights applied, this rank's experts summed; stale rows undefined.
 
     MoRI adds the ranks' rows as they are. ``origin``: this rank's own routing, by which the rows come home, and not the received one.
@@ -65,7 +65,7 @@ class MoriCombineInput(CombineInput):
 
     hidden_states: Tensor
     origin: Routing[PhysicalIds]
-    handle: Handle[object]
+    handle: H_co
 
 
 @final
@@ -84,7 +84,7 @@ class MoriEPNormalHandle(Handle[object]):
 
 @final
 @boundary
-class MoriEPNormalCombineInput(MoriCombineInput):
+class MoriEPNormalCombineInput(MoriCombineInput[MoriEPNormalHandle]):
     """MoRI, normal mode. ``hidden_states``: bf16 (rows, hidden)."""
 
     hidden_states: BFloat16[Tensor, "rows hidden"]
@@ -94,7 +94,7 @@ class MoriEPNormalCombineInput(MoriCombineInput):
 
 @final
 @boundary
-class MoriEPNormalDispatchOutput(MoriDispatchOutput[P_co, MoriEPNormalCombineInput]):
+class MoriEPNormalDispatchOutput(MoriDispatchOutput[P_co, MoriEPNormalCombineInput, MoriEPNormalHandle]):
     """Rows in no fixed order (flat), a view of the arena that the next dispatch overwrites; all k slots of a row, weights pending.
 
     ``routing.live``: the total received, on the device; ``residence``: the slots of this rank. ``staging``: bf16 (rows, hidden), where a result saves
@@ -128,7 +128,7 @@ class MoriEPLLHandle(Handle[object]):
 
 @final
 @boundary
-class MoriEPLLCombineInput(MoriCombineInput):
+class MoriEPLLCombineInput(MoriCombineInput[MoriEPLLHandle]):
     """MoRI, low-latency mode. ``hidden_states``: bf16 (rows, hidden)."""
 
     hidden_states: BFloat16[Tensor, "rows hidden"]
@@ -138,7 +138,7 @@ class MoriEPLLCombineInput(MoriCombineInput):
 
 @final
 @boundary
-class MoriEPLLDispatchOutput(MoriDispatchOutput[P_co, MoriEPLLCombineInput]):
+class MoriEPLLDispatchOutput(MoriDispatchOutput[P_co, MoriEPLLCombineInput, MoriEPLLHandle]):
     """Rows as in normal mode: flat, in an arena, and not a slab as the low-latency modes of other libraries have it. No staging view."""
 
     combine_input: ClassVar[type[CombineInput]] = MoriEPLLCombineInput

@@ -6,12 +6,12 @@ end to end; from an expert's count on they are stale. The arena is the library's
 """
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Generic, TypeVar, final
+from typing import Annotated, ClassVar, Generic, final
 
 import torch
 from jaxtyping import BFloat16
 from torch import Tensor
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from ..boundary import Dim, Layout, Rename, boundary, value_error
 from ..formats import Payload
@@ -22,21 +22,21 @@ from .handles import Handle
 
 P_co = TypeVar("P_co", bound=Payload, covariant=True)
 C_co = TypeVar("C_co", bound=CombineInput, covariant=True)
-H_co = TypeVar("H_co", bound=Handle[object], covariant=True)
+H_co = TypeVar("H_co", bound=Handle[object], covariant=True, default=Handle[object])
 Q = TypeVar("Q", bound=Payload)
 
 _CONTIGUOUS = Layout(contiguous=True)
 _SOURCE = Rename({"rows": "source_rows", "experts": "slots"})
 
 
-class SlabDispatchOutput(DispatchOutput[P_co, C_co]):
+class SlabDispatchOutput(DispatchOutput[P_co, C_co], Generic[P_co, C_co, H_co]):
     """The base of dispatch outputs in slabs."""
 
     received: ReceivedPerExpert
     capacity: int
     expected_rows: int
     origin: Routing[SlotIds]
-    handle: Handle[object]
+    handle: H_co
 
     @property
     @override
@@ -45,7 +45,7 @@ class SlabDispatchOutput(DispatchOutput[P_co, C_co]):
 
     @abstractmethod
     @override
-    def with_payload(self, payload: Q) -> "SlabDispatchOutput[Q, C_co]": ...
+    def with_payload(self, payload: Q) -> "SlabDispatchOutput[Q, C_co, H_co]": ...
 
     @override
     def fail(self, error: BaseException) -> None:
@@ -74,12 +74,12 @@ class SlabDispatchOutput(DispatchOutput[P_co, C_co]):
         self.payload.check_live(self.local_experts() >= 0)
 
 
-class SlabCombineInput(CombineInput):
+class SlabCombineInput(CombineInput, Generic[H_co]):
     """The base of expert results in slabs: router weights pending, nothing summed, stale rows undefined; combine does both."""
 
     hidden_states: Tensor
     origin: Routing[SlotIds]
-    handle: Handle[object]
+    handle: H_co
 
 
 @final
@@ -99,7 +99,7 @@ class DeepEPLLHandle(Handle[object]):
 
 @final
 @boundary
-class DeepEPLLCombineInput(SlabCombineInput):
+class DeepEPLLCombineInput(SlabCombineInput[DeepEPLLHandle]):
     """DeepEP low latency. ``hidden_states``: bf16 (local_experts, capacity, hidden)."""
 
     hidden_states: Annotated[BFloat16[Tensor, "local_experts capacity hidden"], _CONTIGUOUS]
@@ -109,7 +109,7 @@ class DeepEPLLCombineInput(SlabCombineInput):
 
 @final
 @boundary
-class DeepEPLLDispatchOutput(SlabDispatchOutput[P_co, DeepEPLLCombineInput]):
+class DeepEPLLDispatchOutput(SlabDispatchOutput[P_co, DeepEPLLCombineInput, DeepEPLLHandle]):
     """DeepEP low latency. ``expected_rows``: about as many rows has an expert; a hint for the schedule, not a bound."""
 
     combine_input: ClassVar[type[CombineInput]] = DeepEPLLCombineInput
@@ -132,7 +132,7 @@ class MooncakeHandle(Handle[object]):
 
 @final
 @boundary
-class MooncakeCombineInput(SlabCombineInput):
+class MooncakeCombineInput(SlabCombineInput[MooncakeHandle]):
     """Mooncake. ``hidden_states``: bf16 (local_experts, capacity, hidden)."""
 
     hidden_states: Annotated[BFloat16[Tensor, "local_experts capacity hidden"], _CONTIGUOUS]
@@ -142,7 +142,7 @@ class MooncakeCombineInput(SlabCombineInput):
 
 @final
 @boundary
-class MooncakeDispatchOutput(SlabDispatchOutput[P_co, MooncakeCombineInput]):
+class MooncakeDispatchOutput(SlabDispatchOutput[P_co, MooncakeCombineInput, MooncakeHandle]):
     """Mooncake. ``expected_rows``: about as many rows has an expert; a hint for the schedule, not a bound."""
 
     combine_input: ClassVar[type[CombineInput]] = MooncakeCombineInput
@@ -165,7 +165,7 @@ class NixlHandle(Handle[object]):
 
 @final
 @boundary
-class NixlCombineInput(SlabCombineInput):
+class NixlCombineInput(SlabCombineInput[NixlHandle]):
     """NIXL. ``hidden_states``: bf16 (local_experts, capacity, hidden)."""
 
     hidden_states: Annotated[BFloat16[Tensor, "local_experts capacity hidden"], _CONTIGUOUS]
@@ -175,7 +175,7 @@ class NixlCombineInput(SlabCombineInput):
 
 @final
 @boundary
-class NixlDispatchOutput(SlabDispatchOutput[P_co, NixlCombineInput]):
+class NixlDispatchOutput(SlabDispatchOutput[P_co, NixlCombineInput, NixlHandle]):
     """NIXL. Its capacity follows the ranks that are active. ``expected_rows``: about as many rows has an expert; a hint, not a bound."""
 
     combine_input: ClassVar[type[CombineInput]] = NixlCombineInput
