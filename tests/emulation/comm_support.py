@@ -44,6 +44,15 @@ def layer(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     return total
 
 
+def assert_layer(found: Tensor, x: Tensor, ids: Tensor, weights: Tensor, roundings: int = 2) -> None:
+    """Assert that bf16 rows are the layer, up to so many roundings to bf16 of whatever is summed.
+
+    A rounding errs by 2^-8 of its value, and no value is above the sum of magnitudes (the experts of this module have positive factors).
+    """
+    bound = roundings * 2**-8 * 1.01 * layer(x.abs(), ids, weights)
+    assert bool(((found.float() - layer(x, ids, weights)).abs() <= bound).all())
+
+
 def local_layer(x: Tensor, ids: Tensor, weights: Tensor, first: int, local: int = LOCAL) -> Tensor:
     """Return what a rank makes of received rows: weighted and summed over its own experts. Ids are local; the first expert is ``first``."""
     total = torch.zeros(x.shape, dtype=torch.float32)

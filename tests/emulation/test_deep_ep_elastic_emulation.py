@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.emulation.comm_support import LOCAL, assert_bits, expert, idle, layer, local_layer, ranks_of, routes, rows, same_rows, worlds
+from tests.emulation.comm_support import LOCAL, assert_bits, assert_layer, expert, idle, local_layer, ranks_of, routes, rows, same_rows, worlds
 from tests.emulation.deep_ep_elastic import EmulatedElasticBuffer, Rows
 from tests.emulation.elastic import EPHandle, align
 from tests.emulation.events import EventHandle, EventOverlap
@@ -64,7 +64,7 @@ def test_a_layer_of_weighted_experts_is_the_reference_layer(ranks: int, spread: 
             made[:count] = local_layer(recv[:count], local_ids[:count], local_weights[:count], rank * LOCAL).to(torch.bfloat16)
         combined, none, _ = comm.combine(made, handle)
         assert none is None
-        torch.testing.assert_close(combined.float(), layer(x, ids, weights), rtol=2e-2, atol=2e-2)
+        assert_layer(combined, x, ids, weights, roundings=3 if expand else 2)
 
     world.run(body)
 

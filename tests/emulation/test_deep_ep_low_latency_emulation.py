@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.emulation.comm_support import LOCAL, assert_bits, expert, idle, layer, routes, rows, worlds
+from tests.emulation.comm_support import LOCAL, assert_bits, assert_layer, idle, routes, rows, worlds
 from tests.emulation.deep_ep import EmulatedBuffer
 from tests.emulation.deep_ep_low_latency import LowLatencyHandle
 from tests.emulation.fp8_cast import cast_fp8, log_format
 from tests.emulation.hazards import EmulatedMisuse, EmulatedTrap, Mode, Reason, poison_mask
+from tests.emulation.slab_support import positions, run_experts
 from tests.emulation.world import EmulatedHang, Group, World
 from tests.ops.support import ints
 
@@ -20,20 +21,6 @@ HIDDEN, TOPK, TOKENS = 2048, 3, 8  # 8 tokens are the capacity
 def buffer(group: Group, mode: Mode = "strict", *, shrink: bool = False) -> EmulatedBuffer:
     size = EmulatedBuffer.get_low_latency_rdma_size_hint(2 * TOKENS, HIDDEN, group.size(), LOCAL * group.size())
     return EmulatedBuffer(group, num_rdma_bytes=size, low_latency_mode=True, enable_shrink=shrink, mode=mode)
-
-
-def run_experts(x: Tensor, rank: int) -> Tensor:
-    """Return the slabs of a rank through its experts, poison included."""
-    return torch.stack([expert(x[index], rank * LOCAL + index) for index in range(x.size(0))]).to(torch.bfloat16)
-
-
-def positions(handle: LowLatencyHandle, local: int) -> dict[tuple[int, int], int]:
-    """Return the row of each (source rank, token) in the slab of a local expert."""
-    found: dict[tuple[int, int], int] = {}
-    for source, packed in enumerate(ints(handle[1][local])):
-        for row in range(packed >> 32, (packed >> 32) + (packed & 0xFFFFFFFF)):
-            found[source, int(handle[0][local, row])] = row
-    return found
 
 
 @worlds
@@ -53,7 +40,7 @@ def test_unweighted_experts_combine_to_the_reference_layer(ranks: int, spread: s
         out = torch.empty(x.shape, dtype=torch.bfloat16)
         combined, _, _ = comm.low_latency_combine(run_experts(recv, rank), ids, weights, handle, out=out)
         assert combined is out
-        torch.testing.assert_close(combined.float(), layer(x, ids, weights), rtol=2e-2, atol=2e-2)
+        assert_layer(combined, x, ids, weights)
 
     world.run(body)
 
@@ -77,7 +64,7 @@ def test_fp8_rows_and_scales_arrive_bit_for_bit(ranks: int, form: str) -> None:
         assert scale.shape == (LOCAL, ranks * TOKENS, columns)
         assert scale.stride() == (columns * ranks * TOKENS, 1, ranks * TOKENS)
         for index in range(LOCAL):
-            where = positions(handle, index)
+            where = positions(handle[0], handle[1], index)
             sent = {(source, token) for source, (_, ids) in enumerate(given) for token in range(5) if (ids[token] == rank * LOCAL + index).any()}
             assert set(where) == sent
             assert int(count[index]) == len(sent)

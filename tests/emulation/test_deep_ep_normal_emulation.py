@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.emulation.comm_support import LOCAL, assert_bits, idle, layer, local_layer, ranks_of, routes, rows, worlds
+from tests.emulation.comm_support import LOCAL, assert_bits, assert_layer, idle, local_layer, ranks_of, routes, rows, worlds
 from tests.emulation.deep_ep import EmulatedBuffer, NormalResult
 from tests.emulation.deep_ep_common import Config
 from tests.emulation.events import EventOverlap
@@ -77,7 +77,7 @@ def test_a_layer_of_weighted_experts_is_the_reference_layer(ranks: int, spread: 
         combined, total, event = call.buffer.combine(made, call.handle, topk_weights=call.weights, config=Config())
         assert event.event is None
         assert total is not None
-        torch.testing.assert_close(combined.float(), layer(x, ids, weights), rtol=2e-2, atol=2e-2)
+        assert_layer(combined, x, ids, weights)
         torch.testing.assert_close(total, torch.where(ids >= 0, weights, 0.0))
 
     world.run(body)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.emulation.comm_support import LOCAL, assert_bits, idle, layer, local_layer, ranks_of, routes, rows, same_rows, worlds
+from tests.emulation.comm_support import LOCAL, assert_bits, assert_layer, idle, local_layer, ranks_of, routes, rows, same_rows, worlds
 from tests.emulation.hazards import EmulatedMisuse, EmulatedTrap, Mode, Reason, poison_mask
 from tests.emulation.mori import Dispatched, EmulatedDispatchCombineOp
 from tests.emulation.mori_config import KERNELS, EpDispatchCombineConfig, EpDispatchRoutingHandle, QuantType
@@ -65,7 +65,7 @@ def test_a_layer_of_weighted_experts_is_the_reference_layer(ranks: int, spread: 
         assert none is None
         assert combined.shape == (TOKENS, HIDDEN)
         assert poison_mask(combined[x.size(0) :]).all()
-        torch.testing.assert_close(combined[: x.size(0)].float(), layer(x, ids, weights), rtol=2e-2, atol=2e-2)
+        assert_layer(combined[: x.size(0)], x, ids, weights)
 
     world.run(body)
 

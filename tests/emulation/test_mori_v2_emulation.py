@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.emulation.comm_support import LOCAL, assert_bits, idle, layer, local_layer, ranks_of, routes, rows, same_rows, worlds
+from tests.emulation.comm_support import LOCAL, assert_bits, assert_layer, idle, local_layer, ranks_of, routes, rows, same_rows, worlds
 from tests.emulation.hazards import EmulatedMisuse, Mode, Reason, poison_mask
 from tests.emulation.mori_v2 import EmulatedCommunicator, EmulatedDispatchCombineOpV2
 from tests.emulation.mori_v2_config import EpDispatchCombineConfigV2, EpDispatchRoutingHandleV2
@@ -46,7 +46,7 @@ def test_a_layer_of_weighted_experts_is_the_reference_layer(ranks: int, spread: 
             combined, none = op.combine(made, routing=routing)
             assert none is None
             assert combined.shape == x.shape  # exact, unlike v1
-            torch.testing.assert_close(combined.float(), layer(x, ids, weights), rtol=2e-2, atol=2e-2)
+            assert_layer(combined, x, ids, weights)
             assert int(total) == count
 
     world.run(body)
