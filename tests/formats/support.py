@@ -16,12 +16,16 @@ from moe_typed.formats import (
     Fp8Block128PackedSlabRows,
     Fp8Block128Rows,
     Fp8Block128SlabRows,
+    Int4TokenRows,
+    MxFp4PairRows,
+    MxFp8PairRows,
     NvFp4Rows,
     ScaledRows,
     ScaleOrder,
     quantizers,
     upscalers,
 )
+from moe_typed.formats.int4 import pack_words
 from tests.ops.support import floats
 
 FN, FNUZ, FP4, E8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2, torch.float8_e8m0fnu
@@ -38,6 +42,33 @@ SLABS: Final[Mapping[type[ScaledRows], type[ScaledRows]]] = {
     Fp8Block128PackedSlabRows: Fp8Block128PackedRows,
 }
 SCALED: Final[tuple[type[Payload], ...]] = (*QUANTIZERS, *SLABS)
+
+
+def _pairs(scale: Tensor) -> Tensor:
+    return scale.view(scale.shape[0], scale.shape[1] // 2, 2)
+
+
+def _int4(data: Tensor) -> Int4TokenRows:
+    scale = data.abs().amax(1) / 7
+    return Int4TokenRows(pack_words((data / scale.unsqueeze(1)).round()), scale)
+
+
+def _mxfp8_pairs(data: Tensor) -> MxFp8PairRows:
+    rows = quantizers.mxfp8.run(Fp32Rows(data))
+    return MxFp8PairRows(rows.data, _pairs(rows.scale))
+
+
+def _mxfp4_pairs(data: Tensor) -> MxFp4PairRows:
+    rows = quantizers.mxfp4.run(Fp32Rows(data))
+    return MxFp4PairRows(rows.data, _pairs(rows.scale))
+
+
+# What the Ascend NPU alone has; its operators quantise to them.
+NPU: Final[Mapping[type[Payload], Callable[[Tensor], ScaledRows]]] = {
+    Int4TokenRows: _int4,
+    MxFp8PairRows: _mxfp8_pairs,
+    MxFp4PairRows: _mxfp4_pairs,
+}
 
 UPSCALERS: Final[tuple[Conversion[Any, Any], ...]] = (upscalers.bf16, upscalers.fp16, upscalers.fp32)
 
@@ -100,6 +131,8 @@ def slab(cls: type[Payload], data: Tensor, experts: int, capacity: int) -> Scale
 def quantized(target: type[Payload], data: Tensor) -> ScaledRows:
     """Return float32 rows in a format with scales."""
     with debug("strict"):
+        if target in NPU:
+            return NPU[target](data)
         if target in SLABS:
             return slab(target, data, *slab_shape(data.shape[0]))
         return QUANTIZERS[target].run(Fp32Rows(data))

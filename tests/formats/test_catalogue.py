@@ -14,6 +14,7 @@ BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.in
 FN, FNUZ, FP4, E8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2, torch.float8_e8m0fnu
 ROW, COLUMN, SWIZZLED = ScaleOrder.ROW_MAJOR, ScaleOrder.COLUMN_MAJOR_ALIGNED, ScaleOrder.SWIZZLED_128X4
 SCALAR, PER_ROW, SLAB = ScaleOrder.SCALAR, ScaleOrder.PER_ROW, ScaleOrder.SLAB_COLUMN_MAJOR
+PAIRS = ScaleOrder.ROW_MAJOR_PAIRS
 NONE, POWER, DTYPE = ScaleRounding.NONE, ScaleRounding.POWER_OF_TWO, ScaleRounding.TO_DTYPE
 
 Facts = tuple[torch.dtype, torch.dtype | None, tuple[int, int] | None, ScaleOrder | None, ScaleRounding | None, int]
@@ -38,6 +39,9 @@ PAYLOADS: dict[str, Facts] = {
     "mxfp8-swizzled": (FN, E8, (1, 32), SWIZZLED, POWER, 1),
     "mxfp4": (FP4, E8, (1, 32), ROW, POWER, 2),
     "nvfp4": (FP4, FN, (1, 16), ROW, DTYPE, 2),
+    "int4-token": (I32, F32, (1, 0), PER_ROW, NONE, 8),
+    "mxfp8-pairs": (FN, E8, (1, 32), PAIRS, POWER, 1),
+    "mxfp4-pairs": (FP4, E8, (1, 32), PAIRS, POWER, 2),
 }
 WEIGHTS: dict[str, Facts] = {
     "bf16": (BF16, None, None, None, None, 1),
@@ -52,6 +56,10 @@ WEIGHTS: dict[str, Facts] = {
     "nvfp4": (FP4, FN, (1, 16), ROW, DTYPE, 2),
     "int4-awq": (I32, F16, (1, 128), ROW, DTYPE, 8),
     "int4-gptq": (I32, F16, (1, 128), ROW, DTYPE, 8),
+    "int4-compressed": (I32, BF16, (1, 128), ROW, DTYPE, 8),
+    "int4-channel-w4a8": (I8, F32, (1, 0), PER_ROW, NONE, 2),
+    "int4-channel-w4a4": (I8, F32, (1, 0), PER_ROW, NONE, 1),
+    "int4-channel-w4a4-packed": (I8, F32, (1, 0), PER_ROW, NONE, 2),
 }
 Entry = type[Payload] | type[ExpertWeights[GateUpOrder]]
 _WEIGHTS: tuple[Entry, ...] = catalogue.WEIGHTS

@@ -3,11 +3,12 @@
 from typing import Final, TypeAlias
 
 from .conversions.upscale import SCALED
-from .payloads import Bf16Rows, Fp16Rows, Fp32Rows, Payload
+from .payloads import Bf16Rows, Fp16Rows, Fp32Rows, Int4TokenRows, MxFp4PairRows, MxFp8PairRows, Payload
 from .spec import Format
 from .weights import (
     AwqExpertWeights,
     Bf16ExpertWeights,
+    CompressedInt4ExpertWeights,
     Fp8Block128ExpertWeights,
     Fp8ChannelExpertWeights,
     Fp8TensorExpertWeights,
@@ -15,13 +16,16 @@ from .weights import (
     Fp32ExpertWeights,
     GptqExpertWeights,
     Int8ChannelExpertWeights,
+    ModelSlimW4A4ExpertWeights,
+    ModelSlimW4A4PackedExpertWeights,
+    ModelSlimW4A8ExpertWeights,
     MxFp4ExpertWeights,
     MxFp8ExpertWeights,
     NvFp4ExpertWeights,
 )
 
 FACTS: Final = ("class", "name", "data", "scale", "group (rows x columns)", "scale order", "scale rounding")
-PAYLOADS: Final[tuple[type[Payload], ...]] = (Bf16Rows, Fp16Rows, Fp32Rows, *SCALED)
+PAYLOADS: Final[tuple[type[Payload], ...]] = (Bf16Rows, Fp16Rows, Fp32Rows, *SCALED, Int4TokenRows, MxFp8PairRows, MxFp4PairRows)
 WEIGHTS: Final = (
     Bf16ExpertWeights,
     Fp16ExpertWeights,
@@ -35,6 +39,10 @@ WEIGHTS: Final = (
     Int8ChannelExpertWeights,
     AwqExpertWeights,
     GptqExpertWeights,
+    CompressedInt4ExpertWeights,
+    ModelSlimW4A8ExpertWeights,
+    ModelSlimW4A4ExpertWeights,
+    ModelSlimW4A4PackedExpertWeights,
 )
 Facts: TypeAlias = tuple[str, ...]
 

@@ -9,7 +9,7 @@ from moe_typed.formats import Fp8Block128Rows, NvFp4Rows, ScaledRows, ScaleOrder
 from tests.formats.support import DENSE_DTYPES, make, noise, quantized, wide
 
 ROWS = 6
-CUT = [ScaleOrder.SCALAR, ScaleOrder.PER_ROW, ScaleOrder.ROW_MAJOR]
+CUT = [ScaleOrder.SCALAR, ScaleOrder.PER_ROW, ScaleOrder.ROW_MAJOR, ScaleOrder.ROW_MAJOR_PAIRS]
 every_class = pytest.mark.parametrize("cls", catalogue.PAYLOADS, ids=lambda cls: cls.__name__)
 
 

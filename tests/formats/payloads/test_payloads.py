@@ -55,6 +55,8 @@ def by_facts(fmt: Format, rows: int, hidden: int) -> list[object]:
             made = ones(scale.dtype, rows)
         case ScaleOrder.ROW_MAJOR:
             made = ones(scale.dtype, rows, groups)
+        case ScaleOrder.ROW_MAJOR_PAIRS:
+            made = ones(scale.dtype, rows, groups // 2, 2)
         case ScaleOrder.COLUMN_MAJOR_ALIGNED:
             made = aligned(scale.dtype, rows, -(-groups // scale.per_element))
         case ScaleOrder.SLAB_COLUMN_MAJOR:

@@ -1,5 +1,6 @@
 """Payload classes: rows of activations together with their scales."""
 
+from .ascend import Int4TokenRows, MxFp4PairRows, MxFp8PairRows
 from .base import BLOCK_128, MX_GROUP, NV_GROUP, DenseRows, Payload, ScaledRows
 from .dense import AnyDenseRows, Bf16Rows, Fp16Rows, Fp32Rows
 from .head import head
@@ -36,8 +37,11 @@ __all__ = [
     "Fp8TokenRows",
     "Fp16Rows",
     "Fp32Rows",
+    "Int4TokenRows",
     "Int8TokenRows",
+    "MxFp4PairRows",
     "MxFp4Rows",
+    "MxFp8PairRows",
     "MxFp8Rows",
     "MxFp8SwizzledRows",
     "NvFp4Rows",

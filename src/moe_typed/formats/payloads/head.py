@@ -10,7 +10,7 @@ from .base import Payload, ScaledRows
 
 P = TypeVar("P", bound=Payload)
 
-_BY_ROW: Final = (ScaleOrder.PER_ROW, ScaleOrder.ROW_MAJOR)
+_BY_ROW: Final = (ScaleOrder.PER_ROW, ScaleOrder.ROW_MAJOR, ScaleOrder.ROW_MAJOR_PAIRS)
 
 
 def head(payload: P, rows: int) -> P:

@@ -3,9 +3,11 @@
 from typing import TypeAlias
 
 from .base import ExpertWeights, O_co, Shard
+from .compressed import CompressedInt4ExpertWeights
 from .dense import Bf16ExpertWeights, Fp16ExpertWeights, Fp32ExpertWeights
 from .fp4 import MxFp4ExpertWeights, NvFp4ExpertWeights
 from .int4 import AwqExpertWeights, GptqExpertWeights
+from .modelslim import ModelSlimW4A4ExpertWeights, ModelSlimW4A4PackedExpertWeights, ModelSlimW4A8ExpertWeights
 from .scaled import (
     Fp8Block128ExpertWeights,
     Fp8ChannelExpertWeights,
@@ -34,6 +36,7 @@ __all__ = [
     "AnyExpertWeights",
     "AwqExpertWeights",
     "Bf16ExpertWeights",
+    "CompressedInt4ExpertWeights",
     "ExpertWeights",
     "Fp8Block128ExpertWeights",
     "Fp8ChannelExpertWeights",
@@ -42,6 +45,9 @@ __all__ = [
     "Fp32ExpertWeights",
     "GptqExpertWeights",
     "Int8ChannelExpertWeights",
+    "ModelSlimW4A4ExpertWeights",
+    "ModelSlimW4A4PackedExpertWeights",
+    "ModelSlimW4A8ExpertWeights",
     "MxFp4ExpertWeights",
     "MxFp8ExpertWeights",
     "NvFp4ExpertWeights",
