@@ -1,6 +1,7 @@
 """Plans: for engines that are driven by configuration, which way a layer takes and why."""
 
-from .aiter_probe import AiterFacts, WireDecision, probe_aiter_source, probe_installed_aiter, wire_for_aiter
+from ..runners.aiter import AiterFacts, probe_aiter_source, probe_installed_aiter
+from .aiter_wire import WireDecision, wire_for_aiter
 from .build import build_layer
 from .planner import PlanError, plan
 from .problem import Environment, MoEProblem, RunnerRequest, Wire, probe_environment

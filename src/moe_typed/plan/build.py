@@ -6,7 +6,9 @@ from ..dispatchers import MoELayer, StandardDispatcher
 from ..experts import Experts, ExpertStage
 from ..formats import AnyConversion, AnyExpertWeights, Conversion, DenseRows, GateUpOrder, Payload
 from ..runners import Activation, PreparedWeights, prepare_reference
-from ..runners.acceptance import RunnerName
+from ..runners.acceptance import Acceptance, RunnerName
+from ..runners.aiter import prepare_aiter_as
+from ..runners.aiter.prepare import AiterExpertWeights
 from ..runners.triton import prepare_triton
 from ..runners.triton.weights import TritonExpertWeights
 from ..stages import StandardCombineInput
@@ -18,13 +20,15 @@ from .report import PlanReport
 M = TypeVar("M", bound=DenseRows)
 
 
-def _prepare(runner: RunnerName, weights: AnyExpertWeights[GateUpOrder]) -> PreparedWeights[AnyRunner, Payload]:
+def _prepare(acceptance: Acceptance, weights: AnyExpertWeights[GateUpOrder]) -> PreparedWeights[AnyRunner, Payload]:
     # The plan has found the runner to take these weights, and the wire to carry what they take; a plan is data, so no checker sees it.
-    match runner:
+    match acceptance.runner:
         case RunnerName.REFERENCE:
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_reference(weights))
         case RunnerName.TRITON:
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_triton(cast("TritonExpertWeights", weights)))
+        case RunnerName.AITER:
+            return cast("PreparedWeights[AnyRunner, Payload]", prepare_aiter_as(acceptance.prepared, cast("AiterExpertWeights", weights)))
 
 
 def _implementation(conversion: AnyConversion | None, environment: Environment) -> AnyConversion | None:
@@ -57,7 +61,7 @@ def build_layer(
             raise ValueError(f"the plan is for {what} = {planned}, but {given} was given")
     route, _ = find_route(problem, report.environment)
     wire, before = (_implementation(step, report.environment) for step in (route.wire, route.before_experts))
-    experts: ExpertStage[Payload] = Experts(_prepare(route.acceptance.runner, weights), activation)
+    experts: ExpertStage[Payload] = Experts(_prepare(route.acceptance, weights), activation)
     if before is not None:
         experts = experts.accepting(cast("Conversion[Payload, Payload]", before))
     return StandardDispatcher(cast("Conversion[M, Payload]", wire)).then(experts)

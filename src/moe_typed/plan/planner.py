@@ -27,9 +27,10 @@ from ..formats import (
     upscale_fp16,
     upscale_fp32,
 )
-from ..runners import ACTIVATIONS, UnsupportedError
+from ..runners import ACTIVATIONS, SwigluOai, UnsupportedError
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
-from ..stages import StandardCombineInput, StandardDispatchOutput
+from ..runners.aiter import suits
+from ..stages import AiterSinkInput, FlatRowsInput, StandardCombineInput, StandardDispatchOutput
 from .problem import Environment, MoEProblem, RunnerRequest, Wire
 from .report import Degradation, PlanReport, Rejected, RejectReason, Step, StepKind
 
@@ -119,6 +120,11 @@ def _try_acceptance(problem: MoEProblem, model: DenseModel, row: Acceptance) -> 
     return _reject(row.runner, RejectReason.WIRE_FORMAT, f"{row.prepared.__qualname__} takes {accepted}; the wire would carry {asked}")
 
 
+def _suits(row: Acceptance, problem: MoEProblem, environment: Environment) -> bool:
+    """Say whether prepared weights are for this device and activation; AITER has more than one class for some formats."""
+    return row.runner is not RunnerName.AITER or suits(row.prepared, environment.gfx, clamped=problem.activation == SwigluOai.name)
+
+
 def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel, runner: RunnerName) -> Route | Rejected:
     if runner is RunnerName.TRITON:
         if "triton" not in environment.libraries:
@@ -127,7 +133,12 @@ def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel
             return _reject(runner, RejectReason.DEVICE, f"it needs a CUDA device; this is {environment.device}")
         if problem.weights.startswith("fp8") and environment.capability < _FP8_CAPABILITY:
             return _reject(runner, RejectReason.CAPABILITY, f"compute capability {environment.capability} has no fp8 matrix instruction")
-    rows = [row for row in accepted_by(runner) if row.weights.format.name == problem.weights]
+    if runner is RunnerName.AITER:
+        if not environment.gfx:
+            return _reject(runner, RejectReason.DEVICE, f"it needs an AMD GPU; this is {environment.device_name}")
+        if "amd-aiter" not in environment.libraries:
+            return _reject(runner, RejectReason.LIBRARY_MISSING, "amd-aiter is not installed")
+    rows = [row for row in accepted_by(runner) if row.weights.format.name == problem.weights and _suits(row, problem, environment)]
     if not rows:
         known = ", ".join(row.weights.format.name for row in accepted_by(runner))
         return _reject(runner, RejectReason.WEIGHT_FORMAT, f"weights are {problem.weights}; it takes {known or 'none yet'}")
@@ -162,9 +173,10 @@ def _steps(problem: MoEProblem, model: DenseModel, route: Route) -> tuple[Step, 
         convert(route.before_experts)
         dispatched = f"{StandardDispatchOutput.__qualname__}[{at.__qualname__}]"
     runner = route.acceptance.runner.value
+    runner_input = (AiterSinkInput if route.acceptance.runner is RunnerName.AITER else FlatRowsInput).__qualname__
     steps += [
-        Step(kind=StepKind.TRANSITION, name="pre", source=dispatched, target="FlatRowsInput"),
-        Step(kind=StepKind.RUN, name=runner, source="FlatRowsInput", target="SummedRowsOutput"),
+        Step(kind=StepKind.TRANSITION, name="pre", source=dispatched, target=runner_input),
+        Step(kind=StepKind.RUN, name=runner, source=runner_input, target="SummedRowsOutput"),
         Step(kind=StepKind.TRANSITION, name="post", source="SummedRowsOutput", target=StandardCombineInput.__qualname__),
         Step(kind=StepKind.COMBINE, name="combine", source=StandardCombineInput.__qualname__, target="hidden_states"),
     ]
@@ -178,6 +190,7 @@ def _degradations(problem: MoEProblem, environment: Environment, chosen: RunnerN
     return tuple(
         Degradation(subject="runner", preferred=item.runner, used=chosen.value, detail=f"{item.reason.explanation}: {item.detail}")
         for item in rejected
+        if item.reason is not RejectReason.DEVICE  # a runner for other devices is no loss to this one
     )
 
 
@@ -191,7 +204,10 @@ def find_route(problem: MoEProblem, environment: Environment) -> tuple[Route, tu
         raise ValueError(f"model dtype {problem.model!r} is not one of {', '.join(DENSE_MODELS)}")
     chosen: Route | None = None
     rejected: list[Rejected] = []
-    for runner in problem.runner.candidates():
+    candidates = problem.runner.candidates()
+    if environment.gfx:
+        candidates = tuple(sorted(candidates, key=lambda candidate: candidate is not RunnerName.AITER))
+    for runner in candidates:
         if chosen is not None:
             rejected.append(_reject(runner, RejectReason.NOT_NEEDED, chosen.acceptance.runner.value))
             continue

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from ..runners.acceptance import RunnerName
+from ..runners.aiter import gfx_of
 
 
 @final
@@ -28,6 +29,7 @@ class RunnerRequest(enum.Enum):
 
     AUTO = "auto"
     TRITON = "triton"
+    AITER = "aiter"
     REFERENCE = "reference"
 
     def candidates(self) -> tuple[RunnerName, ...]:
@@ -70,16 +72,17 @@ class Environment:
     """The machine as far as a plan depends on it.
 
     ``device``: "cpu", "cuda", ... ``capability``: the CUDA compute capability, (0, 0) where there is none. ``libraries``: versions by the name of
-    the distribution.
+    the distribution. ``gfx``: the architecture of an AMD GPU, such as "gfx950"; empty on any other device.
     """
 
     device: str
     device_name: str
     capability: tuple[int, int]
     libraries: dict[str, str]
+    gfx: str = ""
 
 
-_LIBRARIES = ("torch", "triton")
+_LIBRARIES = ("torch", "triton", "amd-aiter")
 
 
 def probe_environment(device: torch.device) -> Environment:
@@ -92,6 +95,10 @@ def probe_environment(device: torch.device) -> Environment:
             continue
     if device.type == "cuda":
         return Environment(
-            device="cuda", device_name=torch.cuda.get_device_name(device), capability=torch.cuda.get_device_capability(device), libraries=libraries
+            device="cuda",
+            device_name=torch.cuda.get_device_name(device),
+            capability=torch.cuda.get_device_capability(device),
+            libraries=libraries,
+            gfx=gfx_of(device) or "",
         )
     return Environment(device=device.type, device_name=platform.machine(), capability=(0, 0), libraries=libraries)

@@ -1,6 +1,19 @@
 """Runners: what turns dispatched rows into expert results, each with the weights prepared for it."""
 
 from .activations import ACTIVATIONS, Activation, SiluAndMul, SwigluOai
+from .aiter import (
+    AiterFacts,
+    AiterLibrary,
+    AiterOptions,
+    AiterRunner,
+    AnyAiterFnuzWeights,
+    AnyAiterWeights,
+    MxFp4Layout,
+    StaticScales,
+    load_aiter,
+    prepare_aiter,
+    prepare_aiter_fnuz,
+)
 from .base import PreparedWeights, Runner, UnsupportedError
 from .reference import (
     AnyReferenceWeights,
@@ -21,7 +34,14 @@ from .reference import (
 __all__ = [
     "ACTIVATIONS",
     "Activation",
+    "AiterFacts",
+    "AiterLibrary",
+    "AiterOptions",
+    "AiterRunner",
+    "AnyAiterFnuzWeights",
+    "AnyAiterWeights",
     "AnyReferenceWeights",
+    "MxFp4Layout",
     "PreparedWeights",
     "ReferenceDenseWeights",
     "ReferenceFp8Block128Weights",
@@ -35,8 +55,12 @@ __all__ = [
     "ReferenceRunner",
     "Runner",
     "SiluAndMul",
+    "StaticScales",
     "SwigluOai",
     "UnsupportedError",
+    "load_aiter",
+    "prepare_aiter",
+    "prepare_aiter_fnuz",
     "prepare_reference",
     "reference_experts",
 ]

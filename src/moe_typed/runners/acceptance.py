@@ -26,6 +26,21 @@ from ..formats import (
     NvFp4ExpertWeights,
     Payload,
 )
+from .aiter import (
+    AiterBf16Weights,
+    AiterFp8Block128Weights,
+    AiterFp8FnuzBlock128Weights,
+    AiterFp8FnuzTensorWeights,
+    AiterFp8FnuzTokenWeights,
+    AiterFp8TensorWeights,
+    AiterFp8TokenWeights,
+    AiterFp16Weights,
+    AiterInt8TokenWeights,
+    AiterMxFp4A4W4Weights,
+    AiterMxFp4A8W4Weights,
+    AiterMxFp4A16W4Weights,
+    AiterMxFp8Weights,
+)
 from .base import PreparedWeights
 from .reference import (
     ReferenceDenseWeights,
@@ -43,9 +58,10 @@ from .triton import TritonBf16Weights, TritonFp8Block128Weights, TritonFp16Weigh
 
 @final
 class RunnerName(enum.Enum):
-    """Name the runners, the preferred one first."""
+    """Name the runners, the preferred one first; on AMD GPUs AITER comes before all."""
 
     TRITON = "triton"
+    AITER = "aiter"
     REFERENCE = "reference"
 
 
@@ -69,6 +85,19 @@ ACCEPTANCE: Final = (
     Acceptance(RunnerName.TRITON, Fp16ExpertWeights, TritonFp16Weights),
     Acceptance(RunnerName.TRITON, Fp32ExpertWeights, TritonFp32Weights),
     Acceptance(RunnerName.TRITON, Fp8Block128ExpertWeights, TritonFp8Block128Weights),
+    Acceptance(RunnerName.AITER, Bf16ExpertWeights, AiterBf16Weights),
+    Acceptance(RunnerName.AITER, Fp16ExpertWeights, AiterFp16Weights),
+    Acceptance(RunnerName.AITER, Fp8TensorExpertWeights, AiterFp8TensorWeights),
+    Acceptance(RunnerName.AITER, Fp8TensorExpertWeights, AiterFp8FnuzTensorWeights),
+    Acceptance(RunnerName.AITER, Fp8ChannelExpertWeights, AiterFp8TokenWeights),
+    Acceptance(RunnerName.AITER, Fp8ChannelExpertWeights, AiterFp8FnuzTokenWeights),
+    Acceptance(RunnerName.AITER, Fp8Block128ExpertWeights, AiterFp8Block128Weights),
+    Acceptance(RunnerName.AITER, Fp8Block128ExpertWeights, AiterFp8FnuzBlock128Weights),
+    Acceptance(RunnerName.AITER, MxFp8ExpertWeights, AiterMxFp8Weights),
+    Acceptance(RunnerName.AITER, MxFp4ExpertWeights, AiterMxFp4A4W4Weights),
+    Acceptance(RunnerName.AITER, MxFp4ExpertWeights, AiterMxFp4A8W4Weights),
+    Acceptance(RunnerName.AITER, MxFp4ExpertWeights, AiterMxFp4A16W4Weights),
+    Acceptance(RunnerName.AITER, Int8ChannelExpertWeights, AiterInt8TokenWeights),
     Acceptance(RunnerName.REFERENCE, Bf16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp32ExpertWeights, ReferenceDenseWeights),
