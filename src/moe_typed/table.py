@@ -42,16 +42,26 @@ from .formats import Payload
 from .runners import flat_rows as to_flat
 from .runners import posts as home
 from .runners.aiter import rows as to_aiter
+from .runners.ascend import posts as home_ascend
+from .runners.ascend import rows as to_ascend
 from .runners.base import Runner, UnsupportedError
 from .stages import (
     AiterSinkInput,
     AiterSlotInput,
+    AscendRowsInput,
+    AscendSlicedRowsInput,
+    AscendTPCombineInput,
+    AscendTPDispatchOutput,
     Carry,
     CombineInput,
     DeepEPLLCombineInput,
     DeepEPLLDispatchOutput,
+    DeepEPLLNpuCombineInput,
+    DeepEPLLNpuDispatchOutput,
     DeepEPNormalCombineInput,
     DeepEPNormalDispatchOutput,
+    DeepEPNormalNpuCombineInput,
+    DeepEPNormalNpuDispatchOutput,
     DeepEPv2ExpandedCombineInput,
     DeepEPv2ExpandedDispatchOutput,
     DeepEPv2MaskedDispatchOutput,
@@ -184,6 +194,8 @@ class UnsupportedReason(enum.Enum):
 
     LAYOUT = "the runner input cannot hold rows in this layout without a copy that nobody asked for"
     ID_SPACE = "the runner input has ids of another space"
+    DEVICE = "the two are of libraries that run on different devices"
+    RANKS = "the runner's ranks must have the same rows, and those of this dispatch have not"
 
 
 @final
@@ -239,6 +251,24 @@ ROWS: Final[tuple[Row, ...]] = (
     Edge(MoriEPLLDispatchOutput[Payload], MoriEPLLCombineInput, AiterSlotInput).pre(to_aiter.mori_ll_to_aiter).post(home.mori_ll_post),
     Edge(MooncakeDispatchOutput[Payload], MooncakeCombineInput, AiterSinkInput).pre(to_aiter.mooncake_to_aiter).post(home.mooncake_post),
     Edge(NixlDispatchOutput[Payload], NixlCombineInput, AiterSinkInput).pre(to_aiter.nixl_to_aiter).post(home.nixl_post),
+    # on the Ascend NPU
+    Edge(AscendTPDispatchOutput[Payload], AscendTPCombineInput, FlatRowsInput).pre(to_ascend.ascend_tp_flat_pre).post(home_ascend.ascend_tp_post),
+    Edge(DeepEPNormalNpuDispatchOutput[Payload], DeepEPNormalNpuCombineInput, FlatRowsInput)
+    .pre(to_ascend.deepep_normal_npu_flat_pre)
+    .post(home_ascend.deepep_normal_npu_post),
+    Edge(DeepEPLLNpuDispatchOutput[Payload], DeepEPLLNpuCombineInput, FlatRowsInput)
+    .pre(to_ascend.deepep_ll_npu_flat_pre)
+    .post(home_ascend.deepep_ll_npu_post),
+    Edge(AscendTPDispatchOutput[Payload], AscendTPCombineInput, AscendRowsInput).pre(to_ascend.ascend_tp_pre).post(home_ascend.ascend_tp_post),
+    Edge(AscendTPDispatchOutput[Payload], AscendTPCombineInput, AscendSlicedRowsInput)
+    .pre(to_ascend.ascend_tp_sliced_pre)
+    .post(home_ascend.ascend_tp_sliced_post),
+    Edge(DeepEPNormalNpuDispatchOutput[Payload], DeepEPNormalNpuCombineInput, AscendRowsInput)
+    .pre(to_ascend.deepep_normal_npu_pre)
+    .post(home_ascend.deepep_normal_npu_post),
+    Edge(DeepEPLLNpuDispatchOutput[Payload], DeepEPLLNpuCombineInput, AscendRowsInput)
+    .pre(to_ascend.deepep_ll_npu_pre)
+    .post(home_ascend.deepep_ll_npu_post),
 )
 
 # ---- what has no row, and why -----------------------------------------------------------------------------------------------------
@@ -247,12 +277,20 @@ _GLOBAL = Unsupported(
     UnsupportedReason.ID_SPACE, "rows from MoRI have slots over all ranks, and AITER reads them with a mask over all slots (AiterSlotInput)"
 )
 _LOCAL = Unsupported(UnsupportedReason.ID_SPACE, "its rows have ids of this rank's experts, and AITER reads them with a sink (AiterSinkInput)")
+_ON_NPU = Unsupported(UnsupportedReason.DEVICE, "its rows are on an Ascend NPU, and AITER runs on AMD GPUs")
+_UNSORTED = Unsupported(UnsupportedReason.LAYOUT, "the NPU reads rows sorted by expert without gaps, which its own dispatchers alone deliver")
+_SPREAD = Unsupported(UnsupportedReason.RANKS, "activations are gathered over the ranks among which experts are cut, and here each has other rows")
 _ARENAS: Final = (MoriEPNormalDispatchOutput, MoriEPLLDispatchOutput)
+_NPU: Final = (AscendTPDispatchOutput, DeepEPNormalNpuDispatchOutput, DeepEPLLNpuDispatchOutput)
+_NPU_INPUTS: Final = (AscendRowsInput, AscendSlicedRowsInput)
 
 UNSUPPORTED: Final[Mapping[Key, Unsupported]] = MappingProxyType(
     {
         **{(variant, AiterSinkInput): _GLOBAL for variant in _ARENAS},
         **{(row.key[0], AiterSlotInput): _LOCAL for row in ROWS if row.key[1] is AiterSinkInput},
+        **{(variant, runner_input): _ON_NPU for variant in _NPU for runner_input in (AiterSinkInput, AiterSlotInput)},
+        **{(variant, AscendSlicedRowsInput): _SPREAD for variant in (DeepEPNormalNpuDispatchOutput, DeepEPLLNpuDispatchOutput)},
+        **{(row.key[0], runner_input): _UNSORTED for row in ROWS if row.key[0] not in _NPU for runner_input in _NPU_INPUTS},
     }
 )
 

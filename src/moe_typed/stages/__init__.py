@@ -1,9 +1,32 @@
 """The values that cross between stages: dispatch outputs, runner inputs and outputs, combine inputs, carries, and handles between them."""
 
 from .aiter import AiterSinkInput, AiterSlotInput
+from .ascend import (
+    AscendRowsInput,
+    AscendSlicedRowsInput,
+    AscendTPCarry,
+    AscendTPCombineInput,
+    AscendTPDispatchOutput,
+    AscendTPHandle,
+    SlicedRows,
+    SlicedRowsOutput,
+    SummandRows,
+)
+from .ascend_groups import AnyGroupList, GroupCounts, GroupEnds, GroupList, GroupPairs, KMajorIndex, RowIndex, RowMajorIndex, RowMajorSparseIndex
 from .base import Carry, CombineInput, DispatchOutput, RunnerInput, RunnerOutput
 from .counts import PaddedPrefixSum, PaddedReceivedPerExpert, ReceivedPerExpert, SegmentEnds
 from .deepep import DeepEPNormalCarry, DeepEPNormalCombineInput, DeepEPNormalDispatchOutput, DeepEPNormalHandle
+from .deepep_npu import (
+    DeepEPLLNpuCarry,
+    DeepEPLLNpuCombineInput,
+    DeepEPLLNpuDispatchOutput,
+    DeepEPLLNpuHandle,
+    DeepEPNormalNpuCarry,
+    DeepEPNormalNpuCombineInput,
+    DeepEPNormalNpuDispatchOutput,
+    DeepEPNormalNpuHandle,
+    NpuDispatchOutput,
+)
 from .deepep_v2 import (
     DeepEPv2ExpandedCarry,
     DeepEPv2ExpandedCombineInput,
@@ -44,19 +67,36 @@ from .slab import (
     SlabDispatchOutput,
 )
 from .standard import StandardCarry, StandardCombineInput, StandardDispatchOutput
+from .tensor_parallel import CompleteResult, OneRank, PartialResult, ProcessGroupRanks, RankResult, TensorParallel
 
 __all__ = [
     "AiterSinkInput",
     "AiterSlotInput",
+    "AnyGroupList",
+    "AscendRowsInput",
+    "AscendSlicedRowsInput",
+    "AscendTPCarry",
+    "AscendTPCombineInput",
+    "AscendTPDispatchOutput",
+    "AscendTPHandle",
     "Carry",
     "CombineInput",
+    "CompleteResult",
     "DeepEPLLCombineInput",
     "DeepEPLLDispatchOutput",
     "DeepEPLLHandle",
+    "DeepEPLLNpuCarry",
+    "DeepEPLLNpuCombineInput",
+    "DeepEPLLNpuDispatchOutput",
+    "DeepEPLLNpuHandle",
     "DeepEPNormalCarry",
     "DeepEPNormalCombineInput",
     "DeepEPNormalDispatchOutput",
     "DeepEPNormalHandle",
+    "DeepEPNormalNpuCarry",
+    "DeepEPNormalNpuCombineInput",
+    "DeepEPNormalNpuDispatchOutput",
+    "DeepEPNormalNpuHandle",
     "DeepEPv2ExpandedCarry",
     "DeepEPv2ExpandedCombineInput",
     "DeepEPv2ExpandedDispatchOutput",
@@ -68,9 +108,14 @@ __all__ = [
     "DeepEPv2PlainHandle",
     "DispatchOutput",
     "FlatRowsInput",
+    "GroupCounts",
+    "GroupEnds",
+    "GroupList",
+    "GroupPairs",
     "Handle",
     "HandleError",
     "HandleWarning",
+    "KMajorIndex",
     "LiveRowsOutput",
     "MooncakeCombineInput",
     "MooncakeDispatchOutput",
@@ -87,10 +132,18 @@ __all__ = [
     "NixlCombineInput",
     "NixlDispatchOutput",
     "NixlHandle",
+    "NpuDispatchOutput",
+    "OneRank",
     "PaddedPrefixSum",
     "PaddedReceivedPerExpert",
+    "PartialResult",
+    "ProcessGroupRanks",
+    "RankResult",
     "ReceivedPerExpert",
     "RouteRowsOutput",
+    "RowIndex",
+    "RowMajorIndex",
+    "RowMajorSparseIndex",
     "RowsOutput",
     "RunnerInput",
     "RunnerOutput",
@@ -99,8 +152,12 @@ __all__ = [
     "SlabCarry",
     "SlabCombineInput",
     "SlabDispatchOutput",
+    "SlicedRows",
+    "SlicedRowsOutput",
     "StandardCarry",
     "StandardCombineInput",
     "StandardDispatchOutput",
+    "SummandRows",
     "SummedRowsOutput",
+    "TensorParallel",
 ]
