@@ -54,11 +54,43 @@ class EmulatedElasticBuffer:
     ) -> None:
         python_check(num_bytes is not None or (num_max_tokens_per_rank > 0 and hidden > 0 and num_topk > 0), "num_bytes, or the shape that gives it")
         self.group = group
+        self.rank_idx = group.rank()
+        self.num_ranks = group.size()
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.explicitly_destroy = explicitly_destroy
         self._deterministic = deterministic
         self._mode: Mode = mode
         group.exchange("ElasticBuffer", None)
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: Group,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """Return a number of bytes; not the real library's to the byte."""
+        return elastic.size_hint(group.size(), num_max_tokens_per_rank, hidden, num_topk)
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """Return an event of now."""
+        return EventHandle()
+
+    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
+        """Wait for all ranks."""
+        self.group.barrier()
+
+    def get_physical_domain_size(self) -> tuple[int, int]:
+        """Return one RDMA rank, and all ranks by NVLink."""
+        return 1, self.group.size()
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """Return one scale-out rank, and all ranks to scale up."""
+        return 1, self.group.size()
 
     def destroy(self) -> None:
         """Destroy; AssertionError unless the buffer was made to be destroyed explicitly."""

@@ -19,6 +19,11 @@ def align(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
+def size_hint(ranks: int, max_tokens: int, hidden: int, topk: int) -> int:
+    """Return bytes for the rows of all ranks, with their routes; not the real library's to the byte."""
+    return 2 * ranks * max_tokens * (2 * hidden + 16 * topk)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class EPHandle:
@@ -26,7 +31,7 @@ class EPHandle:
 
     ``recv_src_metadata`` (rows, topk + 2): ``source rank * num_max_tokens_per_rank + token``, an opaque word, and the expanded row of each route
     or -1. ``psum_num_recv_tokens_per_expert``: the inclusive sum of aligned counts; expanded, the end of each group's real rows, and a group
-    begins at the aligned end of the one before.
+    begins at the aligned end of the one before. ``num_unaligned_recv_tokens_per_expert`` is written when expanded alone.
     """
 
     do_expand: bool
@@ -35,16 +40,16 @@ class EPHandle:
     num_max_tokens_per_rank: int
     num_sms: int
     topk_idx: Tensor
+    num_recv_tokens: int
+    num_expanded_tokens: int
+    num_recv_tokens_per_expert_list: list[int]
     psum_num_recv_tokens_per_scaleup_rank: Tensor
     psum_num_recv_tokens_per_expert: Tensor
-    num_recv_tokens_per_expert_list: list[int]
-    num_unaligned_recv_tokens_per_expert: Tensor | None
+    num_unaligned_recv_tokens_per_expert: Tensor
     recv_src_metadata: Tensor
     dst_buffer_slot_idx: Tensor
     token_metadata_at_forward: Tensor | None
     channel_linked_list: Tensor | None
-    num_recv_tokens: int
-    num_expanded_tokens: int
 
 
 @final
@@ -153,7 +158,7 @@ def _layout(group: Group, met: Sequence[Sent], origins: Sequence[tuple[int, int]
         psum_num_recv_tokens_per_scaleup_rank=per_rank.cumsum(0).to(torch.int32),
         psum_num_recv_tokens_per_expert=torch.tensor(ends, dtype=torch.int32),
         num_recv_tokens_per_expert_list=listed if options.exact else [],
-        num_unaligned_recv_tokens_per_expert=real.clone() if options.expand else None,
+        num_unaligned_recv_tokens_per_expert=real.clone() if options.expand else poisoned((local,), torch.int32),
         recv_src_metadata=metadata,
         dst_buffer_slot_idx=poisoned(met[rank].ids.shape, torch.int32),
         token_metadata_at_forward=None,
@@ -172,7 +177,6 @@ def _fill(target: Tensor, source: Tensor, handle: EPHandle, row: int) -> None:
 
 
 def _zero_padding(tensors: Sequence[Tensor], handle: EPHandle) -> None:
-    assert handle.num_unaligned_recv_tokens_per_expert is not None
     for end in (int(value) for value in handle.psum_num_recv_tokens_per_expert.unbind()):
         for tensor in tensors:
             rows = tensor[end : align(end, handle.expert_alignment)]

@@ -10,7 +10,7 @@ from torch import Tensor
 class EventHandle:
     """A raw event, on which the data of a call may depend."""
 
-    def __init__(self, arrive: Callable[[], None] | None = None) -> None:
+    def __init__(self, *, arrive: Callable[[], None] | None = None) -> None:
         self._arrive = arrive
 
     def current_stream_wait(self) -> None:
@@ -23,9 +23,10 @@ class EventHandle:
 class EventOverlap:
     """An event, or none when the call was not asked to be asynchronous."""
 
-    def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[Tensor] | None = None) -> None:
+    def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Tensor, ...] | None = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
+        self._release = False
         self._hooks: list[Callable[[], None]] = []
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
@@ -39,18 +40,23 @@ class EventOverlap:
         if release_handle:
             self.event = None
 
-    def register_hook_after_wait(self, hook: Callable[[], None]) -> None:
-        """Call ``hook`` after the next wait (ElasticBuffer alone)."""
-        self._hooks.append(hook)
+    def register_hook_after_wait(self, hook_after_wait: Callable[[], None]) -> None:
+        """Call a function after the next wait (ElasticBuffer alone)."""
+        self._hooks.append(hook_after_wait)
+
+    def __call__(self, release_handle: bool = False) -> "EventOverlap":
+        """Return itself, for ``with``."""
+        self._release = release_handle
+        return self
 
     def __enter__(self) -> "EventOverlap":
         return self
 
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
         if self.event is not None:
-            self.event.current_stream_wait()
+            self.current_stream_wait(self._release)
 
 
 def finished(arrive: Callable[[], None] | None, tensors: Sequence[Tensor]) -> EventOverlap:
     """Return the event of a call: a real one when its data arrives later."""
-    return EventOverlap() if arrive is None else EventOverlap(EventHandle(arrive), tensors)
+    return EventOverlap() if arrive is None else EventOverlap(EventHandle(arrive=arrive), tuple(tensors))

@@ -15,7 +15,7 @@ def cast_fp8(x: Tensor, *, round_scale: bool) -> tuple[Tensor, Tensor]:
 
     A scale is ``max(amax, 1e-4) / 448``; with ``round_scale`` the power of two at or above that.
     """
-    groups = x.float().unflatten(-1, (-1, GROUP))
+    groups = x.float().view(x.size(0), x.size(1) // GROUP, GROUP)
     scale = groups.abs().amax(-1).clamp(min=AMAX_FLOOR) / E4M3_MAX
     if round_scale:
         mantissa, exponent = torch.frexp(scale)
@@ -34,7 +34,7 @@ def log_format(x: Tensor) -> Tensor:
 
     The step is the span of the logarithms in a group, at most 32 octaves, over 510. The real encoding is not documented to the bit.
     """
-    groups = x.float().unflatten(-1, (-1, GROUP))
+    groups = x.float().reshape(*x.shape[:-1], x.size(-1) // GROUP, GROUP)
     magnitude = groups.abs()
     top = magnitude.amax(-1, keepdim=True).clamp(min=1e-30).log2()
     low = torch.where(magnitude > 0, magnitude, torch.inf).amin(-1, keepdim=True).clamp(min=1e-30).log2()

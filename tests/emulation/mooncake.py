@@ -26,7 +26,7 @@ FOR_EVER: Final = -1  # microseconds
 class EventOverlap:
     """An event, or none when the call was not asked to be asynchronous."""
 
-    def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[Tensor] | None = None) -> None:
+    def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Tensor, ...] | None = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
 
@@ -102,11 +102,11 @@ class EmulatedMooncakeBuffer:
 
     def _deliver(self, tensors: Sequence[Tensor], *, async_finish: bool, return_recv_hook: bool) -> tuple[EventOverlap, Hook | None]:
         if self._fallback:
-            return EventOverlap(EventHandle(), tensors), _nothing
+            return EventOverlap(EventHandle(), tuple(tensors)), _nothing
         host_check(not (async_finish and return_recv_hook), "not both async_finish and return_recv_hook")
         if return_recv_hook:
             return EventOverlap(), late(tensors)
-        return (EventOverlap(EventHandle(late(tensors)), tensors) if async_finish else EventOverlap()), None
+        return (EventOverlap(EventHandle(arrive=late(tensors)), tuple(tensors)) if async_finish else EventOverlap()), None
 
     def _check_routes(self, ids: Tensor, tokens: int) -> None:
         python_check(ids.dtype == torch.int64, f"topk_idx is int64, not {ids.dtype}")

@@ -4,7 +4,7 @@ The class takes what the real one takes, and keyword-only ``world``, ``topk_idx_
 """
 
 from collections.abc import Callable
-from typing import Final, Literal, Never, TypeAlias, final, overload
+from typing import Final, Literal, TypeAlias, final, overload
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from tests.emulation import low_latency_calls
 from tests.emulation.events import EventOverlap
 from tests.emulation.hazards import EmulatedTrap, Mode, host_check, python_check
 from tests.emulation.low_latency import HIDDEN_SIZES, LowLatency
+from tests.emulation.nixl_high_throughput import HighThroughputMethods
 from tests.emulation.world import Group, World
 
 Rows: TypeAlias = Tensor | tuple[Tensor, Tensor]
@@ -24,7 +25,7 @@ NIXL_HIDDEN_SIZES: Final = (*HIDDEN_SIZES, 3584)
 
 
 @final
-class EmulatedNixlBuffer:
+class EmulatedNixlBuffer(HighThroughputMethods):
     """``nixl_ep.Buffer``. High throughput is not emulated."""
 
     def __init__(
@@ -42,8 +43,8 @@ class EmulatedNixlBuffer:
         topk_idx_t: torch.dtype = torch.int32,
         mode: Mode = "strict",
     ) -> None:
+        super().__init__(low_latency_mode=low_latency_mode)
         self.rank = rank
-        self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.topk_idx_t = topk_idx_t
         self._world = world
@@ -257,15 +258,3 @@ class EmulatedNixlBuffer:
     def get_next_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """Return the registered buffer that zero_copy sends, bf16, not contiguous."""
         return self._engine.combine_buffer(handle[0], handle[3])
-
-    # ---- high throughput -----------------------------------------------------------------------------------------------------------
-
-    def ht_dispatch(self, x: Rows, *rest: object, **named: object) -> Never:
-        """Raise RuntimeError in low-latency mode, as the real one; else NotImplementedError."""
-        host_check(not self.low_latency_mode, "the buffer was made for low latency")
-        raise NotImplementedError("high throughput is not emulated")
-
-    def ht_combine(self, x: Tensor, *rest: object, **named: object) -> Never:
-        """Raise RuntimeError in low-latency mode, as the real one; else NotImplementedError."""
-        host_check(not self.low_latency_mode, "the buffer was made for low latency")
-        raise NotImplementedError("high throughput is not emulated")

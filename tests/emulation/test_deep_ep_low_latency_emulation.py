@@ -90,6 +90,20 @@ def test_the_cast_floors_amax_and_rounds_scales_up() -> None:
     assert torch.equal(rounded, torch.tensor([[4.0, 2.0]]))
 
 
+def test_a_rank_without_tokens_takes_part_in_fp8() -> None:
+    world = World(2)
+
+    def body(rank: int) -> None:
+        comm, x = buffer(world.group(rank)), rows(rank, rank, HIDDEN)  # none, and one
+        ids, weights = torch.zeros(rank, 1, dtype=torch.int64), torch.ones(rank, 1)
+        _, count, handle, _, _ = comm.low_latency_dispatch(x, ids, TOKENS, LOCAL * 2, round_scale=True, use_ue8m0=True)
+        assert ints(count) == ([1, 0, 0] if rank == 0 else [0, 0, 0])
+        y = torch.ones((*handle[0].shape, HIDDEN), dtype=torch.bfloat16)
+        assert torch.equal(comm.low_latency_combine(y, ids, weights, handle, use_logfmt=True)[0], torch.ones_like(x))
+
+    world.run(body)
+
+
 def test_the_order_of_rows_is_left_open() -> None:
     def orders(seed: int) -> list[list[int]]:
         world = World(4, seed=seed)

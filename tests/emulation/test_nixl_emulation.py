@@ -192,6 +192,8 @@ def test_what_raises() -> None:
             comm.update_memory_buffers(1, LOCAL, 0)
         with pytest.raises(RuntimeError, match="made for low latency"):
             comm.ht_dispatch(x)
+        with pytest.raises(NotImplementedError):
+            EmulatedNixlBuffer(low_latency_mode=False, world=world).ht_combine(x, ())
         with pytest.raises(RuntimeError, match="high throughput"):
             EmulatedNixlBuffer(low_latency_mode=False, world=world).dispatch(x, ids, TOKENS)
         with pytest.raises(RuntimeError, match="comes first"):
