@@ -1,0 +1,52 @@
+"""Rows out to the ranks of their experts and home again, against one rank that has all experts: every dispatcher, wire and weight format."""
+
+import pytest
+import torch
+
+from moe_typed import debug
+from tests.dispatchers.support import KINDS, LOCAL, SETUPS, batch, expected, near, run_layers, weights
+
+FORMS = ("bf16", "fp8 block", "mxfp8", "mxfp4")
+
+setups = pytest.mark.parametrize("name", SETUPS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("name", "wire"), [(name, wire) for name, setup in SETUPS.items() for wire in setup.wires])
+def test_every_wire_comes_home(name: str, wire: str, ranks: int) -> None:
+    setup = SETUPS[name]
+    w = weights("bf16", LOCAL * ranks, setup.hidden)
+    for rank, (first, second) in enumerate(run_layers(setup, wire, "bf16", ranks, "mixed", rounds=2)):
+        wanted = expected(batch("mixed", rank, LOCAL * ranks, setup.hidden), w, wire)
+        near(first, wanted)
+        near(second, wanted)
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize(("name", "wire"), [(name, wire) for name, setup in SETUPS.items() for wire in setup.wires])
+def test_every_weight_format_takes_every_wire(name: str, wire: str, form: str) -> None:
+    setup = SETUPS[name]
+    w = weights(form, LOCAL * 2, setup.hidden)
+    for rank, (found,) in enumerate(run_layers(setup, wire, form, 2, "mixed")):
+        near(found, expected(batch("mixed", rank, LOCAL * 2, setup.hidden), w, wire))
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+@setups
+def test_every_batch_comes_home(name: str, kind: str) -> None:
+    setup = SETUPS[name]
+    w = weights("bf16", LOCAL * 2, setup.hidden)
+    for wire in setup.wires[:2]:
+        for rank, (found,) in enumerate(run_layers(setup, wire, "bf16", 2, kind)):
+            wanted = expected(batch(kind, rank, LOCAL * 2, setup.hidden), w, wire)
+            near(found, wanted)
+            assert bool((found[wanted == 0] == 0).all())
+
+
+@setups
+def test_debug_finds_nothing_wrong(name: str) -> None:
+    setup = SETUPS[name]
+    with debug("strict"):
+        for kind in ("mixed", "padded device"):
+            for (found,) in run_layers(setup, setup.wires[-1], "bf16", 2, kind):
+                assert bool(torch.isfinite(found).all())
