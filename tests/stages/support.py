@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 import attrs
+import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import DeviceCount, Fp32Rows, LocalIds, Payload, Pending, PhysicalIds, Routing, Settled, StandardDispatchOutput
+from moe_typed import BoundaryError, DeviceCount, Fp32Rows, LocalIds, Payload, Pending, PhysicalIds, Routing, Settled, StandardDispatchOutput, debug
+from moe_typed.boundary.debug import LevelName
 from moe_typed.routing import Residence, RoutedScaling, contiguous_residence
 from moe_typed.stages import (
     CombineInput,
@@ -75,6 +77,21 @@ class Case:
 
     dispatched: AnyOutput
     routes: list[Routes | None]
+
+
+def changed(made: object, level: LevelName = "strict", /, **changes: object) -> object:
+    """Return a boundary object with other values in some fields, built at a debug level."""
+    build: Callable[..., object] = type(made)
+    with debug(level):
+        return build(**vars(made) | changes)
+
+
+def refused(made: object, level: LevelName = "layout", /, **changes: object) -> BoundaryError:
+    """Return the error of the same; its field is the first of those that changed."""
+    changed(made)
+    with pytest.raises(BoundaryError) as caught:
+        changed(made, level, **changes)
+    return caught.value
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
