@@ -5,7 +5,7 @@ from typing import final
 import attrs
 
 from ..runners.aiter import AiterFacts
-from .problem import Wire
+from .backends import Wire
 from .report import Degradation
 
 

@@ -13,6 +13,7 @@ from ..runners.triton import prepare_triton
 from ..runners.triton.weights import TritonExpertWeights
 from ..stages import StandardCombineInput
 from ..table import AnyRunner
+from .backends import Backend
 from .planner import find_route
 from .problem import Environment
 from .report import PlanReport
@@ -31,37 +32,53 @@ def _prepare(acceptance: Acceptance, weights: AnyExpertWeights[GateUpOrder]) -> 
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_aiter_as(acceptance.prepared, cast("AiterExpertWeights", weights)))
 
 
-def _implementation(conversion: AnyConversion | None, environment: Environment) -> AnyConversion | None:
+def _implementation(conversion: AnyConversion, environment: Environment) -> AnyConversion:
     """Return the kernel of a conversion where the environment runs it."""
-    if conversion is None or environment.device != "cuda" or "triton" not in environment.libraries:
+    if environment.device != "cuda" or "triton" not in environment.libraries:
         return conversion
     from ..formats.fused import fused
 
     return fused(conversion)
 
 
+def build_experts(report: PlanReport, weights: AnyExpertWeights[GateUpOrder], activation: Activation) -> ExpertStage[Payload]:
+    """Return the experts of a plan over this rank's weights in checkpoint layout, conversions included; ``dispatcher.then(experts)`` is the layer.
+
+    Raises: ValueError when weights or activation are not those that the plan was made for.
+    """
+    problem = report.problem
+    _demand(
+        ("weights", problem.weights, weights.format.name),
+        ("activation", problem.activation, activation.name),
+        ("num_experts of this rank", problem.local_experts, weights.num_experts),
+        ("hidden", problem.hidden, weights.hidden),
+        ("inter", problem.inter, weights.inter),
+    )
+    route, _ = find_route(problem, report.environment)
+    experts: ExpertStage[Payload] = Experts(_prepare(route.acceptance, weights), activation)
+    for conversion in reversed(route.before_experts):
+        experts = experts.accepting(cast("Conversion[Payload, Payload]", _implementation(conversion, report.environment)))
+    return experts
+
+
 def build_layer(
     report: PlanReport, rows: type[M], weights: AnyExpertWeights[GateUpOrder], activation: Activation
 ) -> MoELayer[M, Payload, StandardCombineInput]:
-    """Return the layer of a plan over weights in checkpoint layout.
+    """Return the layer of a plan without communication, over weights in checkpoint layout.
 
     ``rows``: the class of the rows that the layer will be called with. Raises: ValueError when rows, weights or activation are not those that
-    the plan was made for.
+    the plan was made for, and for a plan with another backend, whose dispatcher needs a library's object that no plan holds.
     """
     problem = report.problem
-    for what, planned, given in (
-        ("rows", problem.model, rows.format.name),
-        ("weights", problem.weights, weights.format.name),
-        ("activation", problem.activation, activation.name),
-        ("num_experts", problem.num_experts, weights.num_experts),
-        ("hidden", problem.hidden, weights.hidden),
-        ("inter", problem.inter, weights.inter),
-    ):
+    if problem.backend is not Backend.STANDARD:
+        raise ValueError(f"the plan is for the backend {problem.backend.value}: make its dispatcher, and give it build_experts(...) with then()")
+    _demand(("rows", problem.model, rows.format.name))
+    experts = build_experts(report, weights, activation)
+    route, _ = find_route(problem, report.environment)
+    return StandardDispatcher(cast("Conversion[M, Payload]", _implementation(route.wire.sent, report.environment))).then(experts)
+
+
+def _demand(*facts: tuple[str, object, object]) -> None:
+    for what, planned, given in facts:
         if planned != given:
             raise ValueError(f"the plan is for {what} = {planned}, but {given} was given")
-    route, _ = find_route(problem, report.environment)
-    wire, before = (_implementation(step, report.environment) for step in (route.wire, route.before_experts))
-    experts: ExpertStage[Payload] = Experts(_prepare(route.acceptance, weights), activation)
-    if before is not None:
-        experts = experts.accepting(cast("Conversion[Payload, Payload]", before))
-    return StandardDispatcher(cast("Conversion[M, Payload]", wire)).then(experts)

@@ -6,8 +6,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .planner import DENSE_MODELS, find_route
+from .planner import find_route
 from .report import PlanReport
+from .ways import DENSE_MODELS
 
 # The most that one rounding changes a value by, relative to it: half a unit in the last place, 2^-(explicit mantissa bits + 1).
 _ROUNDOFF: Final = {
@@ -26,10 +27,10 @@ _SUMMATION: Final = 1e-5
 def tolerance(report: PlanReport) -> float:
     """Return the bound on the relative error (Frobenius norms) of the layer that the plan describes."""
     route, _ = find_route(report.problem, report.environment)
-    wire = _ROUNDOFF[route.wire.target.format.data_dtype]
+    wire = _ROUNDOFF[route.wire.arrives.format.data_dtype]
     model = _ROUNDOFF[DENSE_MODELS[report.problem.model].rows.format.data_dtype]
     # A runner rounds what lies between its GEMMs to the dtype of the payload that it took.
-    inner = _ROUNDOFF[(route.wire if route.before_experts is None else route.before_experts).target.format.data_dtype]
+    inner = _ROUNDOFF[route.taken.format.data_dtype]
     return _PASSES * wire + inner + model + _SUMMATION
 
 
