@@ -41,7 +41,6 @@ class NpuDispatchOutput(DispatchOutput[P_co, C_co]):
 
     groups: GroupCounts
     out_dtype: torch.dtype
-    handle: Handle[object]
 
     @property
     @override
@@ -51,10 +50,6 @@ class NpuDispatchOutput(DispatchOutput[P_co, C_co]):
     @abstractmethod
     @override
     def with_payload(self, payload: Q) -> "NpuDispatchOutput[Q, C_co]": ...
-
-    @override
-    def fail(self, error: BaseException) -> None:
-        self.handle.fail(error)
 
     def check_values(self) -> None:
         """Raise BoundaryError as ``check_total``."""
@@ -96,6 +91,10 @@ class DeepEPNormalNpuDispatchOutput(NpuDispatchOutput[P_co, DeepEPNormalNpuCombi
     def with_payload(self, payload: Q) -> "DeepEPNormalNpuDispatchOutput[Q]":
         return DeepEPNormalNpuDispatchOutput(payload, self.groups, self.scaling, self.out_dtype, self.handle)
 
+    @override
+    def fail(self, error: BaseException) -> None:
+        self.handle.fail(error)
+
 
 @final
 @boundary
@@ -134,3 +133,7 @@ class DeepEPLLNpuDispatchOutput(NpuDispatchOutput[P_co, DeepEPLLNpuCombineInput]
     @override
     def with_payload(self, payload: Q) -> "DeepEPLLNpuDispatchOutput[Q]":
         return DeepEPLLNpuDispatchOutput(payload, self.groups, self.origin, self.out_dtype, self.handle)
+
+    @override
+    def fail(self, error: BaseException) -> None:
+        self.handle.fail(error)

@@ -76,13 +76,13 @@ class ProcessGroupRanks(TensorParallel):
     @override
     def all_reduce(self, part: Tensor) -> Tensor:
         total = part.clone()
-        dist.all_reduce(total, group=self._group)
+        self._group.allreduce([total]).wait()
         return total
 
     @override
     def all_gather(self, columns: Tensor) -> Tensor:
         parts = [torch.empty_like(columns) for _ in range(self.size)]
-        dist.all_gather(parts, columns.contiguous(), group=self._group)
+        self._group.allgather([parts], [columns.contiguous()]).wait()
         return torch.cat(parts, -1)
 
 
