@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe_typed import debug
-from tests.dispatchers.support import KINDS, LOCAL, SETUPS, batch, expected, near, run_layers, weights
+from tests.dispatchers.support import KINDS, SETUPS, expected, near, run_layers
 
 FORMS = ("bf16", "fp8 block", "mxfp8", "mxfp4")
 
@@ -15,9 +15,8 @@ setups = pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize(("name", "wire"), [(name, wire) for name, setup in SETUPS.items() for wire in setup.wires])
 def test_every_wire_comes_home(name: str, wire: str, ranks: int) -> None:
     setup = SETUPS[name]
-    w = weights("bf16", LOCAL * ranks, setup.hidden)
     for rank, (first, second) in enumerate(run_layers(setup, wire, "bf16", ranks, "mixed", rounds=2)):
-        wanted = expected(batch("mixed", rank, LOCAL * ranks, setup.hidden), w, wire)
+        wanted = expected(setup, "mixed", rank, ranks, "bf16", wire)
         near(first, wanted)
         near(second, wanted)
 
@@ -26,19 +25,17 @@ def test_every_wire_comes_home(name: str, wire: str, ranks: int) -> None:
 @pytest.mark.parametrize(("name", "wire"), [(name, wire) for name, setup in SETUPS.items() for wire in setup.wires])
 def test_every_weight_format_takes_every_wire(name: str, wire: str, form: str) -> None:
     setup = SETUPS[name]
-    w = weights(form, LOCAL * 2, setup.hidden)
     for rank, (found,) in enumerate(run_layers(setup, wire, form, 2, "mixed")):
-        near(found, expected(batch("mixed", rank, LOCAL * 2, setup.hidden), w, wire))
+        near(found, expected(setup, "mixed", rank, 2, form, wire))
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 @setups
 def test_every_batch_comes_home(name: str, kind: str) -> None:
     setup = SETUPS[name]
-    w = weights("bf16", LOCAL * 2, setup.hidden)
     for wire in setup.wires[:2]:
         for rank, (found,) in enumerate(run_layers(setup, wire, "bf16", 2, kind)):
-            wanted = expected(batch(kind, rank, LOCAL * 2, setup.hidden), w, wire)
+            wanted = expected(setup, kind, rank, 2, "bf16", wire)
             near(found, wanted)
             assert bool((found[wanted == 0] == 0).all())
 
