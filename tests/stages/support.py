@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 
 import attrs
 import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import BoundaryError, DeviceCount, Fp32Rows, LocalIds, Payload, Pending, PhysicalIds, Routing, Settled, StandardDispatchOutput, debug
+from moe_typed import BoundaryError, DeviceCount, Fp32Rows, LocalIds, Payload, Pending, PhysicalIds, Routing, StandardDispatchOutput, debug
 from moe_typed.boundary.debug import LevelName
 from moe_typed.routing import Residence, RoutedScaling, contiguous_residence
 from moe_typed.stages import (
@@ -260,14 +260,12 @@ CASES: Final[Mapping[str, Make]] = {
         mori_ll,
     )
 }
-HANDLES: Final[tuple[type[Handle[object]], ...]] = (
-    DeepEPNormalHandle,
-    DeepEPLLHandle,
-    DeepEPv2PlainHandle,
-    DeepEPv2ExpandedHandle,
-    MoriEPNormalHandle,
-    MoriEPLLHandle,
-    MooncakeHandle,
-    NixlHandle,
-)
-SETTLED: Final = Settled()
+
+
+def finals(base: type) -> list[type]:
+    """Return the package's own classes right under a base."""
+    below: list[type] = base.__subclasses__()
+    return [cls for cls in below if cls.__module__.startswith("moe_typed.")]
+
+
+HANDLES: Final = tuple(cast("list[type[Handle[object]]]", finals(Handle)))
