@@ -5,7 +5,7 @@ streams do not exist.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, TypeAlias, final
+from typing import ClassVar, TypeAlias, final, overload
 
 import torch
 from torch import Tensor
@@ -94,6 +94,82 @@ class EmulatedBuffer(LowLatencyMethods):
         per_rank, per_expert, in_rank = normal.layout(topk_idx, num_experts, self.group_size)
         tensors = [per_rank, per_expert, in_rank]
         return per_rank, None, per_expert, in_rank, finished(late(tensors) if async_finish else None, tensors)
+
+    @overload
+    def dispatch(
+        self,
+        x: Tensor,
+        handle: None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, list[int], tuple[Tensor, ...], EventOverlap]: ...
+
+    @overload
+    def dispatch(
+        self,
+        x: tuple[Tensor, Tensor],
+        handle: None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[tuple[Tensor, Tensor], Tensor | None, Tensor | None, list[int], tuple[Tensor, ...], EventOverlap]: ...
+
+    @overload
+    def dispatch(
+        self,
+        x: Tensor,
+        handle: tuple[Tensor, ...],
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: None = None,
+        topk_weights: None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, None, None, None, None, EventOverlap]: ...
+
+    @overload
+    def dispatch(
+        self,
+        x: tuple[Tensor, Tensor],
+        handle: tuple[Tensor, ...],
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: None = None,
+        topk_weights: None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[tuple[Tensor, Tensor], None, None, None, None, EventOverlap]: ...
 
     def dispatch(
         self,

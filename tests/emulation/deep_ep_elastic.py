@@ -1,7 +1,7 @@
 """DeepEP 2.1.0, ``deep_ep.ElasticBuffer``, on one node. The class takes what the real one takes, and ``mode``."""
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias, final
+from typing import Final, TypeAlias, final, overload
 
 import torch
 from torch import Tensor
@@ -95,6 +95,54 @@ class EmulatedElasticBuffer:
     def destroy(self) -> None:
         """Destroy; AssertionError unless the buffer was made to be destroyed explicitly."""
         python_check(self.explicitly_destroy, "explicitly_destroy was not set")
+
+    @overload
+    def dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        previous_event_before_epilogue: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, EPHandle, EventOverlap]: ...
+
+    @overload
+    def dispatch(
+        self,
+        x: tuple[Tensor, Tensor],
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        previous_event_before_epilogue: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+    ) -> tuple[tuple[Tensor, Tensor], Tensor | None, Tensor | None, EPHandle, EventOverlap]: ...
 
     def dispatch(
         self,

@@ -291,7 +291,7 @@ def test_what_raises() -> None:
         with pytest.raises(RuntimeError, match="allocate_on_comm_stream"):
             comm.dispatch(x, ids, num_experts=LOCAL * 2, previous_event=EventHandle())
         with pytest.raises(TypeError, match="not EventOverlap"):
-            comm.dispatch(x, ids, num_experts=LOCAL * 2, previous_event=EventOverlap())  # type: ignore[arg-type]
+            comm.dispatch(x, ids, num_experts=LOCAL * 2, previous_event=EventOverlap())  # type: ignore[call-overload]
         with pytest.raises(EmulatedTrap, match="twice"):
             comm.dispatch(x, torch.zeros(2, 2, dtype=torch.int64), num_experts=LOCAL * 2)
         with pytest.raises(RuntimeError, match="x has 1 rows and 4 were received" if rank == 0 else "x has 1 rows and 0"):
