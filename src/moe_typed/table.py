@@ -306,7 +306,7 @@ def find(variant: type[AnyDispatchOutput], runner: AnyRunner) -> Row:
     """
     reasons: list[str] = []
     for runner_input in runner.inputs:
-        cell = TRANSITIONS.get((variant, runner_input))
+        cell = TRANSITIONS.get((get_origin(variant) or variant, runner_input))
         match cell:
             case Row():
                 return cell

@@ -24,10 +24,12 @@ class Handle(ABC, Generic[T_co]):
     ``value``: what the library returned. ``owner``: the dispatcher that made it, the only one that may use it.
     """
 
+    _end: str | None = "was never made"  # until __init__ is through
+
     def __init__(self, value: T_co, owner: object) -> None:
         self._value = value
         self._owner = owner
-        self._end: str | None = None
+        self._end = None
 
     @property
     def open(self) -> bool:
@@ -58,7 +60,7 @@ class Handle(ABC, Generic[T_co]):
 
     def __del__(self) -> None:
         """Report a handle that ends unused."""
-        if getattr(self, "_end", "never made") is None:
+        if self._end is None:
             text = f"{type(self).__qualname__} was never consumed: combine each dispatch, or discard its handle with a reason"
             _log.warning(text)
             warnings.warn(text, HandleWarning, stacklevel=1, source=self)
