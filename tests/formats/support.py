@@ -198,7 +198,7 @@ def scale_address(fmt: Format, rows: int, hidden: int, capacity: int = 0) -> Cal
         match scale.order:
             case ScaleOrder.SCALAR:
                 return 0
-            case ScaleOrder.PER_ROW | ScaleOrder.ROW_MAJOR:
+            case ScaleOrder.PER_ROW | ScaleOrder.ROW_MAJOR | ScaleOrder.ROW_MAJOR_PAIRS:
                 return row * groups + group
             case ScaleOrder.COLUMN_MAJOR_ALIGNED:
                 return (group // scale.per_element * aligned + row) * scale.per_element + group % scale.per_element
