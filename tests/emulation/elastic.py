@@ -105,7 +105,8 @@ def _memory(rows: int, columns: int, dtype: torch.dtype, *, column_major: bool) 
 
 def _check(mode: Mode, ids: Tensor, experts: int) -> None:
     in_order = ids.sort(1).values
-    if bool(((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)).any()):
+    is_again = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0) & (in_order[:, 1:] < experts)
+    if bool(is_again.any()):
         raise EmulatedTrap("a row names an expert twice")
     if bool((ids >= experts).any()):
         misuse(mode, Reason.EXPERT_ID, f"an id is not below {experts}")
