@@ -1,6 +1,6 @@
 """Runners: what turns dispatched rows into expert results, each with the weights prepared for it."""
 
-from .activations import ACTIVATIONS, Activation, SiluAndMul, SwigluOai
+from .activations import ACTIVATIONS, Activation, GeluAndMul, SiluAndMul, SwigluOai, SwigluStep
 from .aiter import (
     AiterFacts,
     AiterLibrary,
@@ -41,6 +41,7 @@ __all__ = [
     "AnyAiterFnuzWeights",
     "AnyAiterWeights",
     "AnyReferenceWeights",
+    "GeluAndMul",
     "MxFp4Layout",
     "PreparedWeights",
     "ReferenceDenseWeights",
@@ -57,6 +58,7 @@ __all__ = [
     "SiluAndMul",
     "StaticScales",
     "SwigluOai",
+    "SwigluStep",
     "UnsupportedError",
     "load_aiter",
     "prepare_aiter",

@@ -50,5 +50,30 @@ class SwigluOai(Activation):
         return gate * torch.sigmoid(self.alpha * gate) * (up + 1)
 
 
+@final
+@attrs.frozen
+class SwigluStep(Activation):
+    """min(silu(gate), limit) * clamp(up, -limit, limit): clamped after silu, where gpt-oss clamps before it."""
+
+    name: ClassVar[str] = "swiglu-step"
+    limit: float
+
+    @override
+    def apply(self, gate: Tensor, up: Tensor) -> Tensor:
+        return torch.nn.functional.silu(gate).clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
+
+
+@final
+@attrs.frozen
+class GeluAndMul(Activation):
+    """gelu(gate) * up, with the exact gelu."""
+
+    name: ClassVar[str] = "gelu"
+
+    @override
+    def apply(self, gate: Tensor, up: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(gate) * up
+
+
 ACTIVATIONS: Final = (SiluAndMul.name, SwigluOai.name)
-"""The names of all activations; every runner does all of them."""
+"""The names of the activations that every runner does."""

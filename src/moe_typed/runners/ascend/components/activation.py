@@ -1,7 +1,8 @@
 """Activations between the two products: joined gate and up columns become rows for the second.
 
 Where gate and up lie is in the type of the joined columns (``JoinedRows[GateUp]``), since halves and alternating columns have one shape. Clamps
-differ in where they stand: the step clamps after silu, gpt-oss before it. The sorted activations of sgl_kernel_npu leave rows after the groups' total alone.
+differ in where they stand: the step clamps after silu, gpt-oss before it. The sorted activations of sgl_kernel_npu leave rows after the groups' total
+alone.
 """
 
 from abc import ABC, abstractmethod

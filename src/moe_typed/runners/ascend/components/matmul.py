@@ -13,7 +13,7 @@ from ...base import UnsupportedError
 from ..ops import AscendOps, GroupAxis, GroupListType, NpuDtype, SplitItem
 from ..weights.operands import Bf16Operand, Fp16Operand, MxFp8Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Operand
 from ..weights.scales import Bf16ChannelScale
-from .rows import F, HalfRows, half_class, half_rows, told
+from .rows import HalfRows, half_class, half_rows, told
 
 P = TypeVar("P", bound=Payload)
 
@@ -25,8 +25,8 @@ class GroupedMatmul(ABC, Generic[P]):
 
     @property
     @abstractmethod
-    def accepts(self) -> type[P]:
-        """Return the class of rows that is multiplied as it is."""
+    def accepts(self) -> tuple[type[P], ...]:
+        """Return the classes of rows that are multiplied as they are."""
 
     @property
     @abstractmethod
@@ -86,16 +86,17 @@ def _require(out_dtype: torch.dtype, given: torch.dtype, why: str) -> None:
 
 
 @final
-class DenseMatmul(GroupedMatmul[F]):
+class DenseMatmul(GroupedMatmul[HalfRows]):
     """Rows and weights of one dtype, which the result has too."""
 
-    def __init__(self, ops: AscendOps, rows: type[F], operand: Bf16Operand | Fp16Operand) -> None:
-        self._ops, self._rows, self._operand = ops, rows, operand
+    def __init__(self, ops: AscendOps, operand: Bf16Operand | Fp16Operand) -> None:
+        self._ops, self._operand = ops, operand
+        self._rows = half_class(operand.weight.dtype)
 
     @property
     @override
-    def accepts(self) -> type[F]:
-        return self._rows
+    def accepts(self) -> tuple[type[HalfRows]]:
+        return (self._rows,)
 
     @property
     @override
@@ -103,7 +104,7 @@ class DenseMatmul(GroupedMatmul[F]):
         return self._operand
 
     @override
-    def multiply(self, rows: F, groups: AnyGroupList, out_dtype: torch.dtype) -> HalfRows:
+    def multiply(self, rows: HalfRows, groups: AnyGroupList, out_dtype: torch.dtype) -> HalfRows:
         _require(out_dtype, self._operand.weight.dtype, "weights without scales give their own dtype")
         return _product(self._ops, rows.data, self._operand.weight, groups, out_dtype, bias=self._operand.bias)
 
@@ -118,8 +119,8 @@ class W8A8Matmul(GroupedMatmul[Int8TokenRows]):
 
     @property
     @override
-    def accepts(self) -> type[Int8TokenRows]:
-        return Int8TokenRows
+    def accepts(self) -> tuple[type[Int8TokenRows]]:
+        return (Int8TokenRows,)
 
     @property
     @override
@@ -142,8 +143,8 @@ class W4A8Matmul(GroupedMatmul[Int8TokenRows]):
 
     @property
     @override
-    def accepts(self) -> type[Int8TokenRows]:
-        return Int8TokenRows
+    def accepts(self) -> tuple[type[Int8TokenRows]]:
+        return (Int8TokenRows,)
 
     @property
     @override
@@ -182,8 +183,8 @@ class W4A4Matmul(GroupedMatmul[Int4TokenRows]):
 
     @property
     @override
-    def accepts(self) -> type[Int4TokenRows]:
-        return Int4TokenRows
+    def accepts(self) -> tuple[type[Int4TokenRows]]:
+        return (Int4TokenRows,)
 
     @property
     @override
@@ -197,16 +198,17 @@ class W4A4Matmul(GroupedMatmul[Int4TokenRows]):
 
 
 @final
-class W4A16Matmul(GroupedMatmul[F]):
+class W4A16Matmul(GroupedMatmul[HalfRows]):
     """Rows of half precision and int4 weights: x ((W + offset) * scale). AWQ, GPTQ and compressed-tensors end here."""
 
-    def __init__(self, ops: AscendOps, rows: type[F], operand: W4A16Operand) -> None:
-        self._ops, self._rows, self._operand = ops, rows, operand
+    def __init__(self, ops: AscendOps, operand: W4A16Operand) -> None:
+        self._ops, self._operand = ops, operand
+        self._rows = half_class(operand.scale.dtype)
 
     @property
     @override
-    def accepts(self) -> type[F]:
-        return self._rows
+    def accepts(self) -> tuple[type[HalfRows]]:
+        return (self._rows,)
 
     @property
     @override
@@ -214,7 +216,7 @@ class W4A16Matmul(GroupedMatmul[F]):
         return self._operand
 
     @override
-    def multiply(self, rows: F, groups: AnyGroupList, out_dtype: torch.dtype) -> HalfRows:
+    def multiply(self, rows: HalfRows, groups: AnyGroupList, out_dtype: torch.dtype) -> HalfRows:
         operand = self._operand
         _require(out_dtype, operand.scale.dtype, "rows, scales and results have one dtype")
         antiquant = operand.scale, operand.offset.offset
@@ -230,8 +232,8 @@ class MxFp8Matmul(GroupedMatmul[MxFp8PairRows]):
 
     @property
     @override
-    def accepts(self) -> type[MxFp8PairRows]:
-        return MxFp8PairRows
+    def accepts(self) -> tuple[type[MxFp8PairRows]]:
+        return (MxFp8PairRows,)
 
     @property
     @override
