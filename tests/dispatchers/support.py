@@ -32,7 +32,6 @@ from moe_typed import (
     quantize_mxfp8,
     upscale_bf16,
 )
-from moe_typed.boundary import fields_of
 from moe_typed.dispatchers import (
     LL_BF16,
     LL_FP8,
@@ -121,7 +120,7 @@ def weights(form: str, experts: int, hidden: int) -> Weights:
 
 def held_by(w: Weights, rank: int) -> Weights:
     """Return the weights of the experts of a rank."""
-    parts = {field.name: getattr(w, field.name) for field in fields_of(type(w))}
+    parts = {field.name: getattr(w, field.name) for field in attrs.fields(cast("type[attrs.AttrsInstance]", type(w)))}
     cut = {name: part[rank * LOCAL : (rank + 1) * LOCAL] for name, part in parts.items() if isinstance(part, Tensor)}
     return cast("Callable[..., Weights]", attrs.evolve)(w, **cut)
 

@@ -128,9 +128,7 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
             names = ", ".join(known.name for known in self.wires)
             raise UnsupportedError(f"{self.library} has no wire {wire.name}; it has {names}")
         if max_tokens < 1 or spread.ranks * max_tokens % _ROW_BLOCK:
-            raise ValueError(
-                f"{spread.ranks} ranks of {max_tokens} rows: together they must be a multiple of {_ROW_BLOCK}, by which scales are aligned"
-            )
+            raise ValueError(f"{spread.ranks} ranks of {max_tokens} rows make no multiple of {_ROW_BLOCK} rows, by which scales are aligned")
         self.wire = wire
         self.spread = spread
         self.max_tokens = max_tokens
