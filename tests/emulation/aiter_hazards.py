@@ -13,7 +13,7 @@ from tests.emulation.aiter.enums import ActivationType, QuantType
 from tests.emulation.aiter.library import Tuned, VersionName
 from tests.emulation.aiter.misuse import EmulatedMisuse, Reason
 from tests.emulation.aiter.shuffles import mark
-from tests.emulation.aiter_cases import FP8, H, I, K, Kind, L, Layer, Routes, Space, distance, make_aiter, make_hidden, make_layer, make_routes
+from tests.emulation.aiter_cases import FP8, K, Kind, Layer, Routes, Space, distance, make_aiter, make_hidden, make_layer, make_routes
 
 Arguments: TypeAlias = dict[str, object]
 TOKENS: Final = 5
@@ -149,6 +149,13 @@ def without_last(tensor: Tensor, columns: int) -> Tensor:
     return kept
 
 
+def two_routes(case: Case, mask: tuple[int, ...] | None) -> Arguments:
+    """Return the ids 0 and 2 in every row: with a 2 in the mask before it, the id 2 means the third expert here, not the second."""
+    ids = torch.tensor([[0, 2]] * TOKENS, dtype=torch.int32)
+    expert_mask = None if mask is None else torch.tensor(mask, dtype=torch.int32)
+    return {"topk_ids": ids, "topk_weight": case.routes.weights[:, :2].contiguous(), "expert_mask": expert_mask}
+
+
 def count(value: int, dtype: torch.dtype = torch.int32) -> Arguments:
     return {"num_local_tokens": torch.tensor([value], dtype=dtype)}
 
@@ -175,5 +182,3 @@ def check_hazard(hazard: Hazard) -> None:
 
 def situ(*constants: float) -> Arguments:
     return {"activation": ActivationType.Situv2, **dict(zip(("beta", "linear_beta"), constants, strict=False))}
-
-
