@@ -12,6 +12,7 @@ from .numerics import split_last
 
 BLOCK: Final = 32
 _BIAS: Final = 127
+_NAN: Final = 255  # the e8m0 byte
 _LEVELS_E2M1: Final = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _LEVELS_E1M2: Final = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75])
 
@@ -67,7 +68,8 @@ def pair(scale: Tensor) -> Tensor:
 
 def scale_values(scale: Tensor) -> Tensor:
     """Return e8m0 bytes, uint8 or float8_e8m0fnu, as float32."""
-    return torch.ldexp(torch.ones(()), scale.view(torch.uint8).int() - _BIAS)
+    codes = scale.view(torch.uint8).int()
+    return torch.where(codes == _NAN, torch.nan, torch.ldexp(torch.ones(codes.shape), codes - _BIAS))
 
 
 def encode_fp4(x: Tensor, levels: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ It follows the documented maths, and shares no code with what it judges but the 
 results are rounded once. What the operators leave undefined is poison. In strict mode a misuse that the device takes without a word raises
 EmulatedMisuse; in faithful mode it has its consequence. What the operators refuse raises EmulatedRefusal in both.
 
-Where documents conflict the newest counts: routing's MX modes follow the ceiling rule, and the groups of a product may have fewer rows than there are.
-A row of zeros, of which documents say nothing, is quantised to zeros with the scale 0.
+Where documents conflict the newest counts: routing's MX modes follow the ceiling rule, and the groups of a product may have fewer rows than there
+are. A row of zeros, of which documents say nothing, is quantised to zeros with the scale 0.
 """
 
 from typing import final
