@@ -155,8 +155,9 @@ def make_weights(
             scales = positive(7, L, 2 * inter // 128, hidden // 128) * in_13 / 32, positive(8, L, hidden // 128, inter // 128) * in_2 / 32
             return Fp8Block128ExpertWeights((w13 * 32).to(fp8), (w2 * 32).to(fp8), *scales, order, b13, b2)
         case "mxfp8":
-            exponents = _bytes(7, 118, 120, L, 2 * inter, hidden // 32).view(e8), _bytes(8, 118, 120, L, hidden, inter // 32).view(e8)
-            return MxFp8ExpertWeights((w13 * 32).to(fp8), (w2 * 32).to(fp8), *exponents, order, b13, b2)
+            s13 = order.join(_bytes(7, 118, 120, L, inter, hidden // 32), _bytes(8, 118, 120, L, inter, hidden // 32), 1)
+            s2 = _bytes(9, 118, 120, L, hidden, inter // 32)
+            return MxFp8ExpertWeights((w13 * 32).to(fp8), (w2 * 32).to(fp8), s13.view(e8), s2.view(e8), order, b13, b2)
         case _:
             fp4 = torch.float4_e2m1fn_x2
             half_gate, half_up = _bytes(1, 0, 256, L, inter, hidden // 2), _bytes(2, 0, 256, L, inter, hidden // 2)

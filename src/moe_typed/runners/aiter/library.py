@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 import attrs
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from .probe import AiterFacts, RowBounds, probe_installed_aiter
 
@@ -51,7 +52,7 @@ class FusedMoe(Protocol):
 
 
 @final
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class AiterLibrary:
     """The names of AITER that the runner uses, and the facts of this AITER.
 
@@ -67,6 +68,11 @@ class AiterLibrary:
     per_token: "QuantType"
     per_128x128: "QuantType"
     per_1x32: "QuantType"
+
+    @override
+    def __repr__(self) -> str:
+        """Return the version and the architecture; errors of boundaries quote it."""
+        return f"AiterLibrary({self.facts.version}, {self.facts.gfx})"
 
 
 @functools.cache

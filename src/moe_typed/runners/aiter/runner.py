@@ -231,7 +231,7 @@ def _why_no_routes(weights: AiterWeights) -> str:
     facts = weights.library.facts
     if not facts.takes("no_combine"):
         return f"fused_moe of AITER {facts.version} has no no_combine, so that it returns sums alone"
-    if weights.operands().scheme is not Scheme.DENSE:
+    if weights.w1.dtype != torch.bfloat16:
         return "AITER returns single routes with bf16 weights alone"
     if weights.options.doweight_stage1:
         return "single routes have their router weights pending, but doweight_stage1 applies them"
