@@ -5,9 +5,11 @@ imports a library.
 """
 
 from .arena import PairedArena, RingArena
+from .ascend_tp import AscendTPDispatcher, Sorted, TPRouting, as_int8, as_mxfp8, as_they_are, as_they_are_v1, on_310p
 from .base import Dispatcher, MoELayer
 from .deepep import DeepEPNormalBuffer, DeepEPNormalDispatcher
 from .deepep_low_latency import DeepEPLowLatencyDispatcher
+from .deepep_npu import NPU_BF16, NPU_INT8, NPU_MXFP8, DeepEPLLNpuDispatcher, DeepEPNormalNpuDispatcher, NpuWire
 from .deepep_v2 import DeepEPv2ExpandedDispatcher, DeepEPv2MaskedDispatcher, DeepEPv2PlainDispatcher
 from .elastic import DeepEPElasticBuffer, ElasticDispatcher, ElasticHandle
 from .errors import ArenaError, CapacityError, LibraryError, ReceiveCapError
@@ -29,13 +31,19 @@ __all__ = [
     "LL_FP8",
     "LL_FP8_ROWS",
     "LL_FP8_UE8M0",
+    "NPU_BF16",
+    "NPU_INT8",
+    "NPU_MXFP8",
     "ArenaError",
+    "AscendTPDispatcher",
     "BySenders",
     "CapacityError",
     "DeepEPElasticBuffer",
+    "DeepEPLLNpuDispatcher",
     "DeepEPLowLatencyDispatcher",
     "DeepEPNormalBuffer",
     "DeepEPNormalDispatcher",
+    "DeepEPNormalNpuDispatcher",
     "DeepEPv2ExpandedDispatcher",
     "DeepEPv2MaskedDispatcher",
     "DeepEPv2PlainDispatcher",
@@ -59,6 +67,7 @@ __all__ = [
     "MoriV2Dispatcher",
     "MoriV2Op",
     "NixlDispatcher",
+    "NpuWire",
     "PairedArena",
     "PendingCombine",
     "PendingDispatch",
@@ -66,7 +75,14 @@ __all__ = [
     "ReceiveCapError",
     "RingArena",
     "SlabDispatcher",
+    "Sorted",
     "StandardDispatcher",
+    "TPRouting",
     "VerifiedCap",
     "WholeArena",
+    "as_int8",
+    "as_mxfp8",
+    "as_they_are",
+    "as_they_are_v1",
+    "on_310p",
 ]
