@@ -379,5 +379,5 @@ def test_padding_of_local_rows_goes_to_the_sink(owner: Owner) -> None:
     """AITER knows no live count: ids and weights of padding rows, whatever they are, must not count."""
     made = sink_input(owner)
     assert ints(made.routing.topk_ids.view(-1)) == [0, LOCAL, 1, 0, LOCAL, LOCAL, LOCAL, LOCAL, LOCAL, LOCAL]
-    routing = local(torch.zeros(2, 1, dtype=torch.int32), torch.full((2, 1), NAN), device(1))
+    routing = local(torch.zeros(2, 1, dtype=torch.int32), torch.tensor([[1.0], [NAN]]), device(1))
     assert ints(to_sink(routing).topk_ids.view(-1)) == [0, LOCAL]
