@@ -65,9 +65,7 @@ def _flat(data: Tensor) -> Tensor:
 def _column_major(scale: Tensor | None) -> Tensor:
     """Return scales (local_experts, capacity, groups) whose rows lie next to each other within an expert, as they are."""
     if scale is None or scale.dim() != 3 or not scale.transpose(1, 2).is_contiguous():
-        raise LibraryError(
-            f"column-major scales were expected, and {_describe(scale)} came: LL_FP8_ROWS takes row-major ones (Mooncake without RDMA)"
-        )
+        raise LibraryError(f"column-major scales were expected, and {_describe(scale)} came: Mooncake without RDMA needs LL_FP8_ROWS")
     return scale
 
 
@@ -189,9 +187,8 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
         data, scale = sent.received if isinstance(sent.received, tuple) else (sent.received, None)
         payload = self.wire.arrive(data, scale)
         if data.shape[0] != self.spread.local or sent.counts.shape != data.shape[:1]:
-            raise LibraryError(
-                f"slabs of {self.spread.local} local experts were expected, and {data.shape[0]} with {sent.counts.shape[0]} counts came"
-            )
+            came = f"{data.shape[0]} with counts {tuple(sent.counts.shape)}"
+            raise LibraryError(f"slabs of {self.spread.local} local experts were expected, and {came} came")
         return payload, ReceivedPerExpert(sent.counts), data.shape[1]
 
     def _start_combine(self, combine_input: C, *, hook: bool) -> PendingCombine:
