@@ -104,6 +104,13 @@ def test_methods_have_the_parameters_of_the_stub(pair: Pair) -> None:
         for parameter, (_, default) in zip(parameters, expected, strict=False):
             # An overload may ask for what has a default, or have a default of its own.
             if default is not None and default != "...":
-                written = str(parameter.default) if isinstance(parameter.default, (int, str, type(None))) else repr(parameter.default)
-                shown = default.strip("'").rsplit(".", 1)[-1] if not default.lstrip("-").isdigit() else default
-                assert shown in written, f"{name}({parameter.name})"
+                assert repr_of(parameter.default) == last_name(default), f"{name}({parameter.name})"
+
+
+def repr_of(default: object) -> str:
+    """Return a default as a stub writes it, a member of an enum or of a module by its last name."""
+    return repr(default).split(":")[0].rsplit(".", 1)[-1] if not isinstance(default, (int, str)) else repr(default)
+
+
+def last_name(default: str) -> str:
+    return default.rsplit(".", 1)[-1]
