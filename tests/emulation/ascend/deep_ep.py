@@ -36,6 +36,7 @@ class NormalHandle:
     routes: tuple[Route, ...]
     topk_idx: Tensor
     topk_weights: Tensor
+    experts: int
 
 
 @final
@@ -107,7 +108,7 @@ class EmulatedAscendBuffer:
             self.judge.silent(Reason.OTHER_DISPATCH, "the layout is of other ids")
         arrived = send(self.group, "ascend_dispatch", Sent(x, topk_idx, topk_weights, None, ()), experts)
         payload = self._payload(arrived.rows(0), quant_mode)
-        kept = NormalHandle(tuple(arrived.routes), topk_idx.clone(), topk_weights.clone())
+        kept = NormalHandle(tuple(arrived.routes), topk_idx.clone(), topk_weights.clone(), experts)
         counts = [-(-int(count) // expert_alignment) * expert_alignment for count in arrived.counts()]
         received = (len(arrived.routes), topk_idx.shape[1])
         return payload, poisoned(received, torch.int64), poisoned(received, torch.float32), counts, kept, AscendEvent()
@@ -141,14 +142,16 @@ class EmulatedAscendBuffer:
         require(x.dtype == torch.bfloat16, f"x is bf16, not {x.dtype}")
         if bias is not None or (topk_weights is not None and not torch.equal(topk_weights, handle.topk_weights)):
             self.judge.silent(Reason.WEIGHTS_IGNORED, "combine reads the weights of its handle, and no bias")
-        found, arrived = self._back("ascend_combine", x, handle.routes, handle.topk_idx)
-        return weighted_sum(found, arrived, handle.topk_weights).to(x.dtype), None, AscendEvent()
+        found, experts = self._back("ascend_combine", x, handle)
+        return weighted_sum(found, experts, handle.topk_weights).to(x.dtype), None, AscendEvent()
 
-    def _back(self, name: str, x: Tensor, routes: tuple[Route, ...], ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _back(self, name: str, x: Tensor, handle: NormalHandle | LowLatencyHandle) -> tuple[Tensor, Tensor]:
+        routes = handle.routes
         if len(x) < len(routes):
             self.judge.silent(Reason.SHORT_ROWS, f"{len(x)} of {len(routes)} rows")
         rows = fill(x[: len(routes)], len(routes))
-        return come_back(self.group, name, Returned(rows, routes), *ids.shape)
+        first = self.group.rank() * (handle.experts // self.group.size())
+        return come_back(self.group, name, Returned(rows, routes, first), *handle.topk_idx.shape)
 
     def low_latency_dispatch(
         self,
@@ -196,8 +199,8 @@ class EmulatedAscendBuffer:
         require(topk_weights.dtype == torch.float32, f"topk_weights is fp32, not {topk_weights.dtype}")
         if not torch.equal(topk_idx, handle.topk_idx):
             self.judge.silent(Reason.OTHER_DISPATCH, "the ids are not those that were dispatched")
-        found, arrived = self._back("ascend_low_latency_combine", x, handle.routes, topk_idx)
-        total = weighted_sum(found, arrived, topk_weights).to(x.dtype)
+        found, experts = self._back("ascend_low_latency_combine", x, handle)
+        total = weighted_sum(found, experts, topk_weights).to(x.dtype)
         return total if out is None else out.copy_(total), AscendEvent(), _nothing
 
 

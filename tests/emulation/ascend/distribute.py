@@ -138,11 +138,12 @@ class DistributeEmulation(Emulation):
         if comm_quant_mode == CombineQuantMode.INT8:
             values, scale = quantize_sent(rows)
             rows = (values.float() * scale[:, None]).to(rows.dtype)
-        found, arrived = come_back(group, "distribute_combine", Returned(rows, routes), tokens, slots)
+        first = ep_rank_id * (moe_expert_num // ep_world_size)
+        found, experts = come_back(group, "distribute_combine", Returned(rows, routes, first), tokens, slots)
         expected = self._ids(expert_ids, moe_expert_num + zero_expert_num + copy_expert_num + const_expert_num, x_active_mask)
-        if not torch.equal(arrived, (expected >= 0) & (expected < moe_expert_num)):
+        if not torch.equal(experts, torch.where(expected < moe_expert_num, expected, -1)):
             self.judge.silent(Reason.OTHER_DISPATCH, "the ids are not those that were dispatched")
-        total = weighted_sum(found, arrived, expert_scales)
+        total = weighted_sum(found, experts, expert_scales)
         copies = (moe_expert_num + zero_expert_num, moe_expert_num + zero_expert_num + copy_expert_num)
         total = total + _special(expert_ids, expert_scales, copies, ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
         if shared_expert_x is not None:

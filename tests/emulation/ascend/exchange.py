@@ -90,28 +90,29 @@ def send(group: Group, name: str, sent: Sent, experts: int) -> Arrived:
 @final
 @attrs.frozen(eq=False)
 class Returned:
-    """Rows [A, H] that go back by their routes."""
+    """Rows [A, H] that go back by their routes, from a rank whose local experts begin with ``first_expert``."""
 
     rows: Tensor
     routes: Sequence[Route]
+    first_expert: int
 
 
 def come_back(group: Group, name: str, returned: Returned, tokens: int, slots: int) -> tuple[Tensor, Tensor]:
-    """Meet all ranks and return the rows of each route float32 [T, K, H], and which arrived, bool [T, K]."""
+    """Meet all ranks and return the rows of each route float32 [T, K, H], and the expert it is from, int64 [T, K]: -1 where none came."""
     brought = group.exchange(name, returned)
     found = poisoned((tokens, slots, returned.rows.shape[1]), torch.float32)
-    arrived = torch.zeros(tokens, slots, dtype=torch.bool)
+    experts = torch.full((tokens, slots), -1, dtype=torch.int64)
     for other in brought:
         for row, route in zip(other.rows, other.routes, strict=True):
             if route.rank == group.rank() and route.token < tokens and route.slot < slots:
                 found[route.token, route.slot] = row.float()
-                arrived[route.token, route.slot] = True
-    return found, arrived
+                experts[route.token, route.slot] = other.first_expert + route.expert
+    return found, experts
 
 
-def weighted_sum(rows: Tensor, arrived: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum over routes that arrived, float32 [T, H]."""
-    return torch.where(arrived[..., None], rows * weights.float()[..., None], 0.0).sum(1)
+def weighted_sum(rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum over routes that came back, float32 [T, H]."""
+    return torch.where((experts >= 0)[..., None], rows * weights.float()[..., None], 0.0).sum(1)
 
 
 def quantize_sent(rows: Tensor) -> tuple[Tensor, Tensor]:
