@@ -30,17 +30,19 @@ from moe_typed.plan.ways import DENSE_MODELS, bridge
 from moe_typed.runners import ReferenceRunner, SiluAndMul
 from moe_typed.runners.acceptance import ACCEPTANCE, RunnerName
 from moe_typed.runners.aiter.runner import AiterRunner
+from moe_typed.runners.ascend import AscendRunner
 from moe_typed.table import TRANSITIONS, Row
 
 MODULES = {backend.module: "1.0" for backend in Backend if backend.module}
 AITER = AiterFacts("9.0", quantizes_mxfp8=True, passes_mxfp8=True, passes_mxfp4=True, gfx="gfx950")
 CPU = Environment(device="cpu", device_name="test", capability=(0, 0), libraries={"torch": "2.13.0", "triton": "3.9.0", **MODULES})
 AMD = attrs.evolve(CPU, device="cuda", device_name="MI355X", gfx="gfx950", aiter=AITER, libraries={**CPU.libraries, "amd-aiter": "9.0"})
+NPU = attrs.evolve(CPU, device="npu", device_name="Ascend910B")
 PROBLEM = MoEProblem(num_experts=8, top_k=2, hidden=512, inter=256, model="bf16", weights="bf16", activation="silu", rows=10)
 
 
 def asking(backend: Backend, *, wire: Wire = Wire.AUTO, weights: str = "bf16", runner: RunnerRequest = RunnerRequest.AUTO) -> MoEProblem:
-    ranks = 1 if backend is Backend.STANDARD else 4
+    ranks = 4 if backend.sends else 1
     return attrs.evolve(PROBLEM, backend=backend, ranks=ranks, wire=wire, weights=weights, runner=runner)
 
 
@@ -49,7 +51,7 @@ class TestSupport:
         pytest.importorskip("triton")
         from moe_typed.runners.triton.runner import TritonRunner
 
-        for runner in (ReferenceRunner, AiterRunner, TritonRunner):
+        for runner in (ReferenceRunner, AiterRunner, AscendRunner, TritonRunner):
             assert RUNNER_INPUTS[RunnerName(runner.name)] == runner.inputs
 
     @pytest.mark.parametrize("runner", RunnerName)
@@ -106,8 +108,8 @@ class TestDecisions:
 class TestPlans:
     @pytest.mark.parametrize("backend", Backend)
     def test_every_backend_can_be_planned_for(self, backend: Backend) -> None:
-        report = plan(asking(backend), AMD)
-        assert (report.runner, report.dispatcher, report.wire) == ("aiter", backend.value, "bf16")
+        report = plan(asking(backend), NPU if backend.on_npu else AMD)
+        assert (report.runner, report.dispatcher, report.wire) == ("ascend" if backend.on_npu else "aiter", backend.value, "bf16")
         transition = next(step for step in report.steps if step.kind is StepKind.TRANSITION)
         assert transition.source == f"{backend.variant.__qualname__}[Bf16Rows]"
         assert report.steps[-1].source == backend.variant.combine_input.__qualname__
@@ -165,3 +167,52 @@ class TestPlans:
     def test_ranks_that_cannot_be(self, ranks: int, backend: Backend, text: str) -> None:
         with pytest.raises(ValueError, match=text):
             attrs.evolve(PROBLEM, ranks=ranks, backend=backend)
+
+
+class TestOnTheNpu:
+    NPU_BACKENDS = pytest.mark.parametrize("backend", [backend for backend in Backend if backend.on_npu])
+
+    @NPU_BACKENDS
+    @pytest.mark.parametrize(("wire", "weights", "arrives"), [(Wire.INT8, "int8-channel", "int8-token"), (Wire.MXFP8, "mxfp8", "mxfp8-pairs")])
+    def test_a_wire_is_what_its_library_makes_of_bf16(self, backend: Backend, wire: Wire, weights: str, arrives: str) -> None:
+        report = plan(asking(backend, wire=wire, weights=weights, runner=RunnerRequest.ASCEND), NPU)
+        assert (report.runner, report.wire) == ("ascend", arrives)
+        assert f"{backend.value} quantises" in [step.name for step in report.steps]
+
+    def test_weights_are_prepared_for_the_dtype_of_the_model(self) -> None:
+        names = [
+            plan(attrs.evolve(asking(Backend.ASCEND_TP, weights="int8-channel"), model=model), NPU).prepared_weights for model in ("bf16", "fp16")
+        ]
+        assert names == ["AscendW8A8Weights", "AscendW8A8Fp16Weights"]
+
+    @NPU_BACKENDS
+    def test_another_device_is_refused(self, backend: Backend) -> None:
+        with pytest.raises(PlanError) as caught:
+            plan(asking(backend, runner=RunnerRequest.ASCEND), CPU)
+        (item,) = caught.value.rejected
+        assert (item.runner, item.reason) == ("ascend", RejectReason.DEVICE)
+        assert "this is cpu" in item.detail
+
+    def test_the_missing_library_is_named(self) -> None:
+        bare = attrs.evolve(NPU, libraries={"torch": "2.13.0", "deep_ep": "1.0"})
+        for backend in (Backend.ASCEND_TP, Backend.DEEPEP_LL_NPU):
+            with pytest.raises(PlanError, match="torch_npu") as caught:
+                plan(asking(backend, runner=RunnerRequest.ASCEND), bare)
+            assert [item.reason for item in caught.value.rejected] == [RejectReason.LIBRARY_MISSING]
+
+    @pytest.mark.parametrize(("weights", "activation", "runs"), [("bf16", "gelu", True), ("mxfp8", "silu", True), ("mxfp8", "swiglu-oai", False)])
+    def test_activations_are_the_runner_s_own(self, weights: str, activation: str, runs: bool) -> None:
+        problem = attrs.evolve(asking(Backend.ASCEND_TP, weights=weights, runner=RunnerRequest.ASCEND), activation=activation)
+        if runs:
+            assert plan(problem, NPU).runner == "ascend"
+            return
+        with pytest.raises(PlanError, match="it does silu") as caught:
+            plan(problem, NPU)
+        assert caught.value.rejected[0].reason is RejectReason.ACTIVATION
+
+    def test_a_runner_of_gpus_does_not_work_behind_it(self) -> None:
+        report = plan(asking(Backend.ASCEND_TP), NPU)
+        reasons = {item.runner: item.reason for item in report.rejected}
+        assert reasons == {"triton": RejectReason.DEVICE, "aiter": RejectReason.DEVICE, "reference": RejectReason.NOT_NEEDED}
+        assert not supports(Backend.STANDARD, RunnerName.ASCEND)
+        assert set(backends_of(RunnerName.ASCEND)) == {backend for backend in Backend if backend.on_npu}

@@ -7,13 +7,17 @@ from typing import Final, final
 
 import attrs
 
-from ..formats import Bf16Rows, Fp8Block128Rows, Fp8Block128SlabRows, MxFp4Rows, MxFp8Rows, Payload
+from ..formats import Bf16Rows, Fp8Block128Rows, Fp8Block128SlabRows, Int8TokenRows, MxFp4Rows, MxFp8PairRows, MxFp8Rows, Payload
 from ..runners.acceptance import RunnerName
 from ..stages import (
     AiterSinkInput,
     AiterSlotInput,
+    AscendRowsInput,
+    AscendTPDispatchOutput,
     DeepEPLLDispatchOutput,
+    DeepEPLLNpuDispatchOutput,
     DeepEPNormalDispatchOutput,
+    DeepEPNormalNpuDispatchOutput,
     DeepEPv2ExpandedDispatchOutput,
     DeepEPv2MaskedDispatchOutput,
     DeepEPv2PlainDispatchOutput,
@@ -37,11 +41,12 @@ class Wire(enum.Enum):
     FP8_BLOCK128 = "fp8-block128"
     MXFP8 = "mxfp8"
     MXFP4 = "mxfp4"
+    INT8 = "int8"
 
 
 @final
 class Backend(enum.Enum):
-    """Name the all-to-all backends, a mode each; ``standard`` sends nothing."""
+    """Name the all-to-all backends, a mode each; ``standard`` and ``ascend-tp`` send nothing."""
 
     STANDARD = "standard"
     DEEPEP_NORMAL = "deepep-normal"
@@ -53,6 +58,9 @@ class Backend(enum.Enum):
     MORI_LL = "mori-ll"
     MOONCAKE = "mooncake"
     NIXL = "nixl"
+    ASCEND_TP = "ascend-tp"
+    DEEPEP_NORMAL_NPU = "deepep-normal-npu"
+    DEEPEP_LL_NPU = "deepep-ll-npu"
 
     @property
     def variant(self) -> type[AnyDispatchOutput]:
@@ -65,6 +73,16 @@ class Backend(enum.Enum):
         return _MODULES[self]
 
     @property
+    def sends(self) -> bool:
+        """Say whether rows go to other ranks; where they do not, every rank has all experts, or a part of each."""
+        return self not in (Backend.STANDARD, Backend.ASCEND_TP)
+
+    @property
+    def on_npu(self) -> bool:
+        """Say whether it is of Ascend NPUs."""
+        return self in _NPU
+
+    @property
     def quantises(self) -> bool:
         """Say whether the library quantises bf16 rows itself; the others carry what the sender has made."""
         return self in _QUANTISING
@@ -72,7 +90,11 @@ class Backend(enum.Enum):
     @property
     def carries(self) -> Mapping[Wire, type[Payload]]:
         """Return what arrives for each wire format that can be asked for; the other formats it cannot carry."""
-        return _BY_THE_LIBRARY if self.quantises else _BY_THE_SENDER
+        if self.on_npu:
+            return _BY_THE_NPU
+        if self.quantises:
+            return _BY_THE_LIBRARY
+        return _BY_THE_SENDER if self.sends else _STAYS
 
 
 _VARIANTS: Final[Mapping[Backend, type[AnyDispatchOutput]]] = MappingProxyType(
@@ -87,6 +109,9 @@ _VARIANTS: Final[Mapping[Backend, type[AnyDispatchOutput]]] = MappingProxyType(
         Backend.MORI_LL: MoriEPLLDispatchOutput,
         Backend.MOONCAKE: MooncakeDispatchOutput,
         Backend.NIXL: NixlDispatchOutput,
+        Backend.ASCEND_TP: AscendTPDispatchOutput,
+        Backend.DEEPEP_NORMAL_NPU: DeepEPNormalNpuDispatchOutput,
+        Backend.DEEPEP_LL_NPU: DeepEPLLNpuDispatchOutput,
     }
 )
 
@@ -102,18 +127,25 @@ _MODULES: Final[Mapping[Backend, str]] = MappingProxyType(
         Backend.MORI_LL: "mori",
         Backend.MOONCAKE: "mooncake",
         Backend.NIXL: "nixl_ep",
+        Backend.ASCEND_TP: "torch_npu",
+        Backend.DEEPEP_NORMAL_NPU: "deep_ep",
+        Backend.DEEPEP_LL_NPU: "deep_ep",
     }
 )
-_QUANTISING: Final = (Backend.DEEPEP_LL, Backend.MOONCAKE, Backend.NIXL)
+_NPU: Final = (Backend.ASCEND_TP, Backend.DEEPEP_NORMAL_NPU, Backend.DEEPEP_LL_NPU)
+_QUANTISING: Final = (Backend.DEEPEP_LL, Backend.MOONCAKE, Backend.NIXL, *_NPU)
 _BY_THE_LIBRARY: Final[Mapping[Wire, type[Payload]]] = MappingProxyType({Wire.BF16: Bf16Rows, Wire.FP8_BLOCK128: Fp8Block128SlabRows})
 _BY_THE_SENDER: Final[Mapping[Wire, type[Payload]]] = MappingProxyType(
     {Wire.BF16: Bf16Rows, Wire.FP8_BLOCK128: Fp8Block128Rows, Wire.MXFP8: MxFp8Rows, Wire.MXFP4: MxFp4Rows}
 )
+_STAYS: Final[Mapping[Wire, type[Payload]]] = MappingProxyType({**_BY_THE_SENDER, Wire.INT8: Int8TokenRows})
+_BY_THE_NPU: Final[Mapping[Wire, type[Payload]]] = MappingProxyType({Wire.BF16: Bf16Rows, Wire.INT8: Int8TokenRows, Wire.MXFP8: MxFp8PairRows})
 
 RUNNER_INPUTS: Final[Mapping[RunnerName, tuple[type[RunnerInput], ...]]] = MappingProxyType(
     {
         RunnerName.TRITON: (FlatRowsInput,),
         RunnerName.AITER: (AiterSlotInput, AiterSinkInput),
+        RunnerName.ASCEND: (AscendRowsInput,),
         RunnerName.REFERENCE: (FlatRowsInput,),
     }
 )

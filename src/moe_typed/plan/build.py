@@ -9,6 +9,7 @@ from ..runners import Activation, PreparedWeights, prepare_reference
 from ..runners.acceptance import Acceptance, RunnerName
 from ..runners.aiter import prepare_aiter_as
 from ..runners.aiter.prepare import AiterExpertWeights
+from ..runners.ascend import AscendCheckpoint, prepare_ascend_as
 from ..runners.triton import prepare_triton
 from ..runners.triton.weights import TritonExpertWeights
 from ..stages import StandardCombineInput
@@ -28,6 +29,8 @@ def _prepare(acceptance: Acceptance, weights: AnyExpertWeights[GateUpOrder]) -> 
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_reference(weights))
         case RunnerName.TRITON:
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_triton(cast("TritonExpertWeights", weights)))
+        case RunnerName.ASCEND:
+            return cast("PreparedWeights[AnyRunner, Payload]", prepare_ascend_as(acceptance.prepared, cast("AscendCheckpoint", weights)))
         case RunnerName.AITER:
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_aiter_as(acceptance.prepared, cast("AiterExpertWeights", weights)))
 

@@ -7,9 +7,10 @@ from typing import Final, final
 import attrs
 
 from ..formats import AnyConversion, Payload
-from ..runners import ACTIVATIONS, SwigluOai, UnsupportedError
+from ..runners import ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
 from ..runners.aiter import suits
+from ..runners.ascend import ASCEND_ACTIVATIONS, AscendMxFp8Weights
 from ..table import Row
 from .aiter_wire import wire_for_aiter
 from .backends import supports
@@ -57,6 +58,8 @@ def _device_fault(problem: MoEProblem, environment: Environment, runner: RunnerN
     """Return why a runner cannot run here at all."""
     if problem.backend.module and problem.backend.module not in environment.libraries:
         return _reject(runner, RejectReason.LIBRARY_MISSING, f"{problem.backend.module}, which the backend {problem.backend.value} is of")
+    if problem.backend.on_npu and environment.device != "npu":
+        return _reject(runner, RejectReason.DEVICE, f"the backend {problem.backend.value} is of Ascend NPUs; this is {environment.device}")
     match runner:
         case RunnerName.TRITON:
             if "triton" not in environment.libraries:
@@ -70,14 +73,28 @@ def _device_fault(problem: MoEProblem, environment: Environment, runner: RunnerN
                 return _reject(runner, RejectReason.DEVICE, f"it needs an AMD GPU; this is {environment.device_name}")
             if "amd-aiter" not in environment.libraries:
                 return _reject(runner, RejectReason.LIBRARY_MISSING, "amd-aiter is not installed")
+        case RunnerName.ASCEND:
+            if environment.device != "npu":
+                return _reject(runner, RejectReason.DEVICE, f"it needs an Ascend NPU; this is {environment.device}")
+            if "torch_npu" not in environment.libraries:
+                return _reject(runner, RejectReason.LIBRARY_MISSING, "torch_npu is not installed")
         case RunnerName.REFERENCE:
             pass
     return None
 
 
 def _suits(row: Acceptance, problem: MoEProblem, environment: Environment) -> bool:
-    """Say whether prepared weights are for this device and activation; AITER has more than one class for some formats."""
+    """Say whether prepared weights are for this device, activation and model; AITER and Ascend have more than one class for some formats."""
+    if row.runner is RunnerName.ASCEND:
+        return DENSE_MODELS[problem.model].rows in row.payloads
     return row.runner is not RunnerName.AITER or suits(row.prepared, environment.gfx, clamped=problem.activation == SwigluOai.name)
+
+
+def _activations(row: Acceptance) -> tuple[str, ...]:
+    """Return the names of the activations that a runner does with prepared weights."""
+    if row.runner is not RunnerName.ASCEND:
+        return ACTIVATIONS
+    return (SiluAndMul.name,) if row.prepared is AscendMxFp8Weights else ASCEND_ACTIVATIONS
 
 
 def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel, runner: RunnerName) -> Route | Rejected:
@@ -94,8 +111,9 @@ def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel
     indivisible = divisibility_fault(rows[0].weights.format, hidden=problem.hidden, inter=problem.inter)
     if indivisible is not None:
         return _reject(runner, RejectReason.DIVISIBILITY, indivisible)
-    if problem.activation not in ACTIVATIONS:
-        return _reject(runner, RejectReason.ACTIVATION, f"activation is {problem.activation}; it does {', '.join(ACTIVATIONS)}")
+    activations = _activations(rows[0])
+    if problem.activation not in activations:
+        return _reject(runner, RejectReason.ACTIVATION, f"activation is {problem.activation}; it does {', '.join(activations)}")
     return _try_wires(problem, environment, model, support.row, rows[0])
 
 

@@ -21,6 +21,7 @@ class RunnerRequest(enum.Enum):
     AUTO = "auto"
     TRITON = "triton"
     AITER = "aiter"
+    ASCEND = "ascend"
     REFERENCE = "reference"
 
     def candidates(self) -> tuple[RunnerName, ...]:
@@ -59,8 +60,8 @@ class MoEProblem:
             raise ValueError(f"top_k is {self.top_k}, but there are {self.num_experts} experts")
         if self.num_experts % self.ranks:
             raise ValueError(f"{self.num_experts} experts cannot be spread evenly over {self.ranks} ranks")
-        if self.backend is Backend.STANDARD and self.ranks > 1:
-            raise ValueError(f"the standard backend sends nothing, so that all experts are on one rank; {self.ranks} ranks were given")
+        if not self.backend.sends and self.ranks > 1:
+            raise ValueError(f"the {self.backend.value} backend sends nothing, so that all experts are on one rank; {self.ranks} ranks were given")
 
     @property
     def local_experts(self) -> int:

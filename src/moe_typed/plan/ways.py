@@ -20,6 +20,7 @@ from ..formats import (
     quantize_fp8_block128,
     quantize_mxfp4,
     quantize_mxfp8,
+    quantizers,
     relayouts,
     round_bf16,
     upscale_bf16,
@@ -48,7 +49,13 @@ DENSE_MODELS: Final[Mapping[str, DenseModel]] = MappingProxyType(
     }
 )
 _QUANTISERS: Final[Mapping[Wire, AnyConversion]] = MappingProxyType(
-    {Wire.BF16: round_bf16, Wire.FP8_BLOCK128: quantize_fp8_block128, Wire.MXFP8: quantize_mxfp8, Wire.MXFP4: quantize_mxfp4}
+    {
+        Wire.BF16: round_bf16,
+        Wire.FP8_BLOCK128: quantize_fp8_block128,
+        Wire.MXFP8: quantize_mxfp8,
+        Wire.MXFP4: quantize_mxfp4,
+        Wire.INT8: quantizers.int8_token,
+    }
 )
 
 
@@ -72,13 +79,15 @@ def wire_ways(problem: MoEProblem, model: DenseModel, payloads: tuple[type[Paylo
     of_use: list[Wire] = [wire for wire in _QUANTISERS if wire is Wire.BF16 or carries.get(wire) in payloads]
     wires = of_use if problem.wire is Wire.AUTO else [problem.wire]
     ways = [way for wire in wires if wire in carries and (way := _way(problem.backend, wire, model))]
-    if problem.backend is Backend.STANDARD and problem.wire is Wire.AUTO:  # nothing is sent, so that rows of any dtype may stay as they are
-        return [WireWay(model.as_is, model.rows), *(way for way in ways if way.sent is not model.as_is and way.arrives in payloads)]
+    if not problem.backend.sends and problem.wire is Wire.AUTO:  # nothing is sent, so that rows of any dtype may stay as they are
+        return [WireWay(model.as_is, model.rows), *(way for way in ways if way.arrives is not model.rows and way.arrives in payloads)]
     return ways
 
 
 def _way(backend: Backend, wire: Wire, model: DenseModel) -> WireWay | None:
     as_bf16 = model.as_is if model.rows is Bf16Rows else round_bf16
+    if backend is Backend.ASCEND_TP and model.rows is Fp16Rows and wire is not Wire.BF16:  # its operators quantise either of the two
+        return WireWay(model.as_is, backend.carries[wire])
     if wire is Wire.BF16:
         return WireWay(as_bf16, Bf16Rows)
     if backend.quantises:

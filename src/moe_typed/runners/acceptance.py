@@ -12,6 +12,7 @@ import attrs
 from ..formats import (
     AwqExpertWeights,
     Bf16ExpertWeights,
+    CompressedInt4ExpertWeights,
     ExpertWeights,
     Fp8Block128ExpertWeights,
     Fp8ChannelExpertWeights,
@@ -21,6 +22,9 @@ from ..formats import (
     GateUpOrder,
     GptqExpertWeights,
     Int8ChannelExpertWeights,
+    ModelSlimW4A4ExpertWeights,
+    ModelSlimW4A4PackedExpertWeights,
+    ModelSlimW4A8ExpertWeights,
     MxFp4ExpertWeights,
     MxFp8ExpertWeights,
     NvFp4ExpertWeights,
@@ -40,6 +44,17 @@ from .aiter import (
     AiterMxFp4A8W4Weights,
     AiterMxFp4A16W4Weights,
     AiterMxFp8Weights,
+)
+from .ascend import (
+    AscendBf16Weights,
+    AscendFp16Weights,
+    AscendMxFp8Weights,
+    AscendW4A4Weights,
+    AscendW4A8Weights,
+    AscendW4A16Fp16Weights,
+    AscendW4A16Weights,
+    AscendW8A8Fp16Weights,
+    AscendW8A8Weights,
 )
 from .base import PreparedWeights
 from .reference import (
@@ -62,6 +77,7 @@ class RunnerName(enum.Enum):
 
     TRITON = "triton"
     AITER = "aiter"
+    ASCEND = "ascend"
     REFERENCE = "reference"
 
 
@@ -98,6 +114,20 @@ ACCEPTANCE: Final = (
     Acceptance(RunnerName.AITER, MxFp4ExpertWeights, AiterMxFp4A8W4Weights),
     Acceptance(RunnerName.AITER, MxFp4ExpertWeights, AiterMxFp4A16W4Weights),
     Acceptance(RunnerName.AITER, Int8ChannelExpertWeights, AiterInt8TokenWeights),
+    Acceptance(RunnerName.ASCEND, Bf16ExpertWeights, AscendBf16Weights),
+    Acceptance(RunnerName.ASCEND, Fp16ExpertWeights, AscendFp16Weights),
+    Acceptance(RunnerName.ASCEND, Int8ChannelExpertWeights, AscendW8A8Weights),
+    Acceptance(RunnerName.ASCEND, Int8ChannelExpertWeights, AscendW8A8Fp16Weights),
+    Acceptance(RunnerName.ASCEND, ModelSlimW4A8ExpertWeights, AscendW4A8Weights),
+    Acceptance(RunnerName.ASCEND, ModelSlimW4A4ExpertWeights, AscendW4A4Weights),
+    Acceptance(RunnerName.ASCEND, ModelSlimW4A4PackedExpertWeights, AscendW4A4Weights),
+    Acceptance(RunnerName.ASCEND, AwqExpertWeights, AscendW4A16Weights),
+    Acceptance(RunnerName.ASCEND, AwqExpertWeights, AscendW4A16Fp16Weights),
+    Acceptance(RunnerName.ASCEND, GptqExpertWeights, AscendW4A16Weights),
+    Acceptance(RunnerName.ASCEND, GptqExpertWeights, AscendW4A16Fp16Weights),
+    Acceptance(RunnerName.ASCEND, CompressedInt4ExpertWeights, AscendW4A16Weights),
+    Acceptance(RunnerName.ASCEND, CompressedInt4ExpertWeights, AscendW4A16Fp16Weights),
+    Acceptance(RunnerName.ASCEND, MxFp8ExpertWeights, AscendMxFp8Weights),
     Acceptance(RunnerName.REFERENCE, Bf16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp32ExpertWeights, ReferenceDenseWeights),

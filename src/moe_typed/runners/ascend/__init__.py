@@ -1,7 +1,7 @@
 """The Ascend runner, and the weights prepared for it. Importing this imports no torch_npu: ``prepare_ascend`` does, unless it is given operators."""
 
 from .activations import ASCEND_ACTIVATIONS
-from .prepare import AnyAscendWeights, AscendCheckpoint, prepare_ascend, prepare_ascend_fp16, prepare_ascend_gguf
+from .prepare import AnyAscendWeights, AscendCheckpoint, prepare_ascend, prepare_ascend_as, prepare_ascend_fp16, prepare_ascend_gguf
 from .runner import AscendRunner, AscendSlicedRunner
 from .weights.prepared import (
     AscendBf16Weights,
@@ -33,6 +33,7 @@ __all__ = [
     "AscendW8A8Fp16Weights",
     "AscendW8A8Weights",
     "prepare_ascend",
+    "prepare_ascend_as",
     "prepare_ascend_fp16",
     "prepare_ascend_gguf",
 ]

@@ -1,6 +1,6 @@
 """From checkpoint layout to weights prepared for the Ascend NPU."""
 
-from typing import TypeAlias, overload
+from typing import TypeAlias, cast, overload
 
 import torch
 
@@ -132,6 +132,15 @@ def prepare_ascend_fp16(
             return AscendW4A16Fp16Weights(library_of(ops, extension), *compressed_operands(weights, torch.float16))
         case _:
             raise TypeError(f"prepare_ascend_fp16 takes int8 and int4 weights in checkpoint layout; got {type(weights).__qualname__}")
+
+
+def prepare_ascend_as(
+    prepared: type[object], weights: AscendCheckpoint, ops: AscendOps | None = None, extension: AscendExtensionOps | None = None
+) -> AnyAscendWeights | AscendW8A8Fp16Weights | AscendW4A16Fp16Weights:
+    """Return weights as the class that a plan names. Raises: as ``prepare_ascend``."""
+    if prepared in (AscendW8A8Fp16Weights, AscendW4A16Fp16Weights):
+        return prepare_ascend_fp16(cast("W4A16Checkpoint", weights), ops, extension)  # the plan found the class by these weights
+    return prepare_ascend(cast("Bf16ExpertWeights[GateUpOrder]", weights), ops, extension)
 
 
 def prepare_ascend_gguf(

@@ -10,20 +10,19 @@ from ....boundary import BoundaryError
 from ....stages import KMajorIndex, RowIndex, RowMajorIndex, RowMajorSparseIndex, TensorParallel
 from ..ops import AscendOps, FinalizeMode
 
-X_contra = TypeVar("X_contra", bound=RowIndex, contravariant=True)
 X = TypeVar("X", bound=RowIndex)
 
 
-class FinalizeRouting(ABC, Generic[X_contra]):
+class FinalizeRouting(ABC, Generic[X]):
     """The base: reads an index ``X``."""
 
     @property
     @abstractmethod
-    def index(self) -> type[RowIndex]:
+    def index(self) -> type[X]:
         """Return the class of the index."""
 
     @abstractmethod
-    def finalize(self, rows: Tensor, weights: Tensor, index: X_contra) -> Tensor:
+    def finalize(self, rows: Tensor, weights: Tensor, index: X) -> Tensor:
         """Return (tokens, n), the sum over k of weight * row.
 
         ``rows``: bf16 or fp16 (routes, n). ``weights``: (tokens, k) in the rows' dtype. Raises: BoundaryError for weights in another: the operators
@@ -123,7 +122,7 @@ class AllGatheredFinalize(FinalizeRouting[X]):
 
     @property
     @override
-    def index(self) -> type[RowIndex]:
+    def index(self) -> type[X]:
         return self._inner.index
 
     @override

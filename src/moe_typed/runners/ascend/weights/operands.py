@@ -94,9 +94,9 @@ class W4A8Operand(PackedOperand):
     is wrong, and nothing raises.
     """
 
-    words: Annotated[Int32[Tensor, "experts inner words"], _ROW_MAJOR]
+    words: Annotated[Int32[Tensor, "experts inner outer//8"], _ROW_MAJOR]
     scale: CarriedScale
-    correction: Annotated[Float32[Tensor, "experts 8*words"], _ROW_MAJOR]
+    correction: Annotated[Float32[Tensor, "experts outer"], _ROW_MAJOR]
     layout: AclFormat
 
 
@@ -105,7 +105,7 @@ class W4A8Operand(PackedOperand):
 class W4A4Operand(PackedOperand):
     """Int4 weights for int4 rows."""
 
-    words: Annotated[Int32[Tensor, "experts inner words"], _ROW_MAJOR]
+    words: Annotated[Int32[Tensor, "experts inner outer//8"], _ROW_MAJOR]
     scale: FlatCarriedScale
     layout: AclFormat
 
@@ -115,11 +115,11 @@ class W4A4Operand(PackedOperand):
 class W4A16Operand(PackedOperand):
     """Int4 weights for rows of half precision, whose dtype scales and offsets have. ``bias``: float32 beside bf16, fp16 beside fp16."""
 
-    words: Annotated[Int32[Tensor, "experts inner words"], _ROW_MAJOR]
-    scale: Annotated[Floating[Tensor, "experts groups 8*words"], _ROW_MAJOR]
+    words: Annotated[Int32[Tensor, "experts inner outer//8"], _ROW_MAJOR]
+    scale: Annotated[Floating[Tensor, "experts groups outer"], _ROW_MAJOR]
     offset: AddOffset
     layout: AclFormat
-    bias: Annotated[Floating[Tensor, "experts 8*words"], _ROW_MAJOR] | None = None
+    bias: Annotated[Floating[Tensor, "experts outer"], _ROW_MAJOR] | None = None
 
 
 @final
@@ -127,6 +127,6 @@ class W4A16Operand(PackedOperand):
 class MxFp8Operand(WholeOperand):
     """E4m3 weights for mxfp8 rows, and their scales, both transposed views."""
 
-    weight: Float8e4m3fn[Tensor, "experts inner outer"]
+    weight: Float8e4m3fn[Tensor, "experts 64*pairs outer"]
     scale: PairScale
     layout: AclFormat

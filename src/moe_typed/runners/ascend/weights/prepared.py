@@ -1,11 +1,11 @@
 """Weights prepared for the Ascend runner. Each class names the rows that it takes, and makes its chain of the components that fit."""
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Annotated, Final, final
 
 from typing_extensions import override
 
-from ....boundary import boundary
+from ....boundary import Rename, boundary
 from ....formats import Bf16Rows, Fp16Rows, Int4TokenRows, Int8TokenRows, MxFp8PairRows
 from ....stages import TensorParallel
 from ...activations import Activation, SiluAndMul
@@ -19,6 +19,11 @@ from ..library import AscendLibrary
 from ..projections import Chain, FusedMxSwiglu, PlainProjection, ProductThenActivation, QuantisedProjection
 from ..runner import AscendRunner, AscendSlicedRunner, Experts
 from .operands import Bf16Operand, Fp16Operand, MxFp8Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Operand
+
+# Both operands have the same names for sizes that differ: what one reduces over is what the other makes.
+_UP: Final = Rename({"inner": "hidden", "outer": "joined", "groups": "hidden_groups", "pairs": "hidden_pairs"})
+_DOWN: Final = Rename({"inner": "inter", "outer": "hidden", "groups": "inter_groups", "pairs": "inter_pairs"})
+_SLICED: Final = Rename({"inner": "inter", "outer": "columns"})
 
 
 def experts_of(chain: Chain[HalfRows], up: Operand, down: Operand) -> Experts:
@@ -66,8 +71,8 @@ class AscendBf16Weights(HalfWeights, PreparedWeights[AscendRunner, Bf16Rows]):
     """Bf16 weights."""
 
     library: AscendLibrary
-    up: Bf16Operand
-    down: Bf16Operand
+    up: Annotated[Bf16Operand, _UP]
+    down: Annotated[Bf16Operand, _DOWN]
 
     @override
     def products(self) -> tuple[GroupedMatmul[HalfRows], GroupedMatmul[HalfRows]]:
@@ -80,8 +85,8 @@ class AscendFp16Weights(HalfWeights, PreparedWeights[AscendRunner, Fp16Rows]):
     """Fp16 weights."""
 
     library: AscendLibrary
-    up: Fp16Operand
-    down: Fp16Operand
+    up: Annotated[Fp16Operand, _UP]
+    down: Annotated[Fp16Operand, _DOWN]
 
     @override
     def products(self) -> tuple[GroupedMatmul[HalfRows], GroupedMatmul[HalfRows]]:
@@ -94,8 +99,8 @@ class AscendW8A8Weights(Int8RowsWeights, PreparedWeights[AscendRunner, Bf16Rows 
     """Int8 weights for int8 rows of a bf16 model: scales in bf16."""
 
     library: AscendLibrary
-    up: W8A8Operand
-    down: W8A8Operand
+    up: Annotated[W8A8Operand, _UP]
+    down: Annotated[W8A8Operand, _DOWN]
 
     @override
     def products(self) -> tuple[GroupedMatmul[Int8TokenRows], GroupedMatmul[Int8TokenRows]]:
@@ -108,8 +113,8 @@ class AscendW8A8Fp16Weights(Int8RowsWeights, PreparedWeights[AscendRunner, Fp16R
     """Int8 weights for int8 rows of an fp16 model: scales in float32."""
 
     library: AscendLibrary
-    up: W8A8Operand
-    down: W8A8Operand
+    up: Annotated[W8A8Operand, _UP]
+    down: Annotated[W8A8Operand, _DOWN]
 
     @override
     def products(self) -> tuple[GroupedMatmul[Int8TokenRows], GroupedMatmul[Int8TokenRows]]:
@@ -122,8 +127,8 @@ class AscendW4A8Weights(Int8RowsWeights, PreparedWeights[AscendRunner, Bf16Rows 
     """Int4 weights for int8 rows. Their products write over the int8 rows that they are given."""
 
     library: AscendLibrary
-    up: W4A8Operand
-    down: W4A8Operand
+    up: Annotated[W4A8Operand, _UP]
+    down: Annotated[W4A8Operand, _DOWN]
 
     @override
     def products(self) -> tuple[GroupedMatmul[Int8TokenRows], GroupedMatmul[Int8TokenRows]]:
@@ -136,8 +141,8 @@ class AscendW4A4Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | Int4
     """Int4 weights for int4 rows."""
 
     library: AscendLibrary
-    up: W4A4Operand
-    down: W4A4Operand
+    up: Annotated[W4A4Operand, _UP]
+    down: Annotated[W4A4Operand, _DOWN]
 
     @override
     def runner(self, activation: Activation) -> AscendRunner:
@@ -153,8 +158,8 @@ class AscendW4A16Weights(HalfWeights, PreparedWeights[AscendRunner, Bf16Rows]):
     """Int4 weights in groups, for bf16 rows."""
 
     library: AscendLibrary
-    up: W4A16Operand
-    down: W4A16Operand
+    up: Annotated[W4A16Operand, _UP]
+    down: Annotated[W4A16Operand, _DOWN]
 
     @override
     def products(self) -> tuple[GroupedMatmul[HalfRows], GroupedMatmul[HalfRows]]:
@@ -167,8 +172,8 @@ class AscendW4A16Fp16Weights(HalfWeights, PreparedWeights[AscendRunner, Fp16Rows
     """Int4 weights in groups, for fp16 rows."""
 
     library: AscendLibrary
-    up: W4A16Operand
-    down: W4A16Operand
+    up: Annotated[W4A16Operand, _UP]
+    down: Annotated[W4A16Operand, _DOWN]
 
     @override
     def products(self) -> tuple[GroupedMatmul[HalfRows], GroupedMatmul[HalfRows]]:
@@ -181,8 +186,8 @@ class AscendMxFp8Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | MxF
     """Mxfp8 weights (Ascend 950): the first product activates and quantises, silu(gate) * up alone."""
 
     library: AscendLibrary
-    up: MxFp8Operand
-    down: MxFp8Operand
+    up: Annotated[MxFp8Operand, _UP]
+    down: Annotated[MxFp8Operand, _DOWN]
 
     @override
     def runner(self, activation: Activation) -> AscendRunner:
@@ -199,8 +204,8 @@ class AscendGgufWeights(PreparedWeights[AscendSlicedRunner, Bf16Rows]):
     """Dequantised GGUF weights of one of ``ranks``: the second product has this rank's columns, of activations gathered over all."""
 
     library: AscendLibrary
-    up: Bf16Operand
-    down: Bf16Operand
+    up: Annotated[Bf16Operand, _UP]
+    down: Annotated[Bf16Operand, _SLICED]
     ranks: TensorParallel
 
     @override

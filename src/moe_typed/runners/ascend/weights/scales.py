@@ -81,7 +81,7 @@ class PairScale:
     ``scale``: (experts, inner / 64, outer, 2).
     """
 
-    scale: E8M0[Tensor, "experts inner//64 outer 2"]
+    scale: E8M0[Tensor, "experts pairs outer 2"]
 
 
 @final

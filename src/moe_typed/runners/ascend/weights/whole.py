@@ -72,7 +72,7 @@ class GgufShard:
     blocks of a quantised row for no rank.
     """
 
-    w13: Annotated[BFloat16[Tensor, "experts 2*part hidden"], _ROW_MAJOR]
+    w13: Annotated[BFloat16[Tensor, "experts rows hidden"], _ROW_MAJOR]
     w2: Annotated[BFloat16[Tensor, "experts columns inter"], _ROW_MAJOR]
 
 
