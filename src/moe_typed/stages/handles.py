@@ -3,17 +3,19 @@
 import logging
 import warnings
 from abc import ABC
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, final
 
 T_co = TypeVar("T_co", covariant=True)
 
 _log = logging.getLogger("moe_typed.stages")
 
 
+@final
 class HandleError(RuntimeError):
     """Say that a handle cannot be used: it was used already, its combine failed, or another dispatcher made it."""
 
 
+@final
 class HandleWarning(RuntimeWarning):
     """Say that a dispatch was never combined: other ranks may wait for it, and its arena stays taken."""
 
