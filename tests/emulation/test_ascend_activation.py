@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe_typed.runners.ascend.ops import FusedDequant, FusedQuant, GroupListType, NpuDtype, SwigluMode, SwigluQuantMode
-from tests.emulation.ascend.misuse import EmulatedMisuse, EmulatedRefusal, Reason
+from tests.emulation.ascend.misuse import Device, EmulatedMisuse, EmulatedRefusal, Reason
 from tests.emulation.ascend.ops import EmulatedAscendOps
 from tests.emulation.ascend_matmul import COUNTS, KIN, PADDING, ROWS, E, N, carrier, packed
 from tests.emulation.ascend_reference import (
@@ -192,7 +192,7 @@ def test_the_second_fused_product_of_mx() -> None:
     width = 128
     x, weight = random(0, ROWS + PADDING, KIN).to(torch.float8_e4m3fn), random(1, E, KIN, width).to(torch.float8_e4m3fn)
     ones, e8m0 = 127, NpuDtype.FLOAT8_E8M0FNU
-    values, scale = EmulatedAscendOps().npu_grouped_matmul_swiglu_quant_v2(
+    values, scale = EmulatedAscendOps(device=Device.A5).npu_grouped_matmul_swiglu_quant_v2(
         x,
         [weight],
         [torch.full((E, 1, width, 2), ones, dtype=torch.uint8)],

@@ -30,8 +30,8 @@ def weights_of(rank: int) -> Tensor:
     return random(30 + rank, B, K).softmax(-1)
 
 
-def ops_of(world: World, rank: int, mode: Mode = "strict", *, sizes: bool = False) -> EmulatedAscendOps:
-    return EmulatedAscendOps(mode, groups={NAME: world.group(rank)}, sizes=sizes)
+def ops_of(world: World, rank: int, mode: Mode = "strict", *, limits: bool = False) -> EmulatedAscendOps:
+    return EmulatedAscendOps(mode, groups={NAME: world.group(rank)}, limits=limits)
 
 
 def expected(rank: int) -> list[tuple[int, int, int, int]]:
@@ -226,7 +226,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(EmulatedRefusal, match="multiple of 32"):
         ops.npu_moe_distribute_dispatch_v2(x[:, :20], ids, NAME, 1, 0, E)
     with pytest.raises(EmulatedRefusal, match="1024 to 8192 on A3"):
-        ops_of(world, 0, sizes=True).npu_moe_distribute_dispatch_v2(x, ids, NAME, 1, 0, E)
+        ops_of(world, 0, limits=True).npu_moe_distribute_dispatch_v2(x, ids, NAME, 1, 0, E)
     assert EmulatedAscendOps().judge.device is Device.A3
     rows, _, assist, _, counts, _, _ = ops.npu_moe_distribute_dispatch_v2(x, ids, NAME, 1, 0, E)
     with pytest.raises(EmulatedRefusal, match="fp32"):

@@ -62,3 +62,16 @@ def test_renormalisation_depends_on_the_kernel() -> None:
         EmulatedAscendOps("faithful").npu_moe_gating_top_k(logits, K, renorm=Renorm.ALWAYS)
     weights = EmulatedAscendOps(renorm_always=True).npu_moe_gating_top_k(logits, K, renorm=Renorm.ALWAYS)[0]
     assert numbers(weights.sum(-1)) == pytest.approx([1.0] * T)
+
+
+@pytest.mark.parametrize("renorm", [0, 1])
+def test_the_second_softmax_gating_normalises_before_or_after_it_chooses(renorm: int) -> None:
+    logits = random(0, T, E)
+    weights, ids, softmax = EmulatedAscendOps().npu_moe_gating_top_k_softmax_v2(logits, k=K, renorm=renorm, output_softmax=True)
+    for token, row in enumerate(matrix(logits)):
+        scores = [math.exp(value) / math.fsum(math.exp(other) for other in row) for value in row]
+        order = sorted(range(E), key=lambda expert: -scores[expert])[:K]
+        divisor = math.fsum(scores[expert] for expert in order) if renorm else 1.0
+        assert integers(ids[token]) == order
+        assert numbers(weights[token]) == pytest.approx([scores[expert] / divisor for expert in order], rel=1e-5)
+        assert renorm or numbers(softmax[token]) == pytest.approx(scores, rel=1e-5)

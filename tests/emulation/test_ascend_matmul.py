@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe_typed.runners.ascend.ops import GroupAxis, GroupListType, NpuDtype, SplitItem
-from tests.emulation.ascend.misuse import EmulatedMisuse, EmulatedRefusal, Reason
+from tests.emulation.ascend.misuse import Device, EmulatedMisuse, EmulatedRefusal, Reason
 from tests.emulation.ascend.ops import EmulatedAscendOps
 from tests.emulation.ascend_matmul import BF16, COUNTS, KIN, PADDING, ROWS, E, N, check, group_list, multiply
 from tests.emulation.ascend_reference import group_of, integers, numbers, product, random, random_ints
@@ -82,7 +82,7 @@ def test_mx_blocks_of_32() -> None:
     x_scale = random_ints(2, 120, 130, ROWS + PADDING, KIN // 64, 2, dtype=torch.uint8)
     w_scale = random_ints(3, 120, 130, E, KIN // 64, N, 2, dtype=torch.uint8)
     found = multiply(
-        EmulatedAscendOps(),
+        EmulatedAscendOps(device=Device.A5),
         x,
         weight,
         out=BF16,
@@ -106,8 +106,8 @@ def test_fp4_weights_of_fp8_rows_have_their_scale_elsewhere() -> None:
     weight = (codes[..., 0::2] | (codes[..., 1::2] << 4)).transpose(1, 2)  # packed along K, a view
     x, ones = random(0, ROWS, KIN).to(torch.float8_e4m3fn), torch.full((E, 1, N, 2), 127, dtype=torch.uint8)
     tensors = {"antiquant_scale": ones, "per_token_scale": torch.full((ROWS, 1, 2), 128, dtype=torch.uint8)}
-    e8m0 = NpuDtype.FLOAT8_E8M0FNU
-    found = multiply(EmulatedAscendOps(), x, weight, out=BF16, weight_dtype=NpuDtype.FLOAT4_E2M1FN_X2, per_token_scale_dtype=e8m0, given=tensors)
+    ops, e8m0 = EmulatedAscendOps(device=Device.A5), NpuDtype.FLOAT8_E8M0FNU
+    found = multiply(ops, x, weight, out=BF16, weight_dtype=NpuDtype.FLOAT4_E2M1FN_X2, per_token_scale_dtype=e8m0, given=tensors)
     dense = torch.tensor([levels[code & 7] * (-1 if code & 8 else 1) for code in integers(codes)]).view(E, N, KIN)
     check(found, lambda row, e: [2 * value for value in product(numbers(x[row]), dense[e].T)], 2e-2)
 
@@ -115,7 +115,7 @@ def test_fp4_weights_of_fp8_rows_have_their_scale_elsewhere() -> None:
 def test_e8m0_is_said_by_its_number_alone() -> None:
     x, weight = torch.zeros(ROWS, KIN).to(torch.float8_e4m3fn), torch.zeros(E, KIN, N).to(torch.float8_e4m3fn)
     tensors = {"scale": torch.zeros(E, 1, N, 2, dtype=torch.uint8), "per_token_scale": torch.zeros(ROWS, 1, 2, dtype=torch.uint8)}
-    ops, e8m0 = EmulatedAscendOps("faithful"), NpuDtype.FLOAT8_E8M0FNU
+    ops, e8m0 = EmulatedAscendOps("faithful", Device.A5), NpuDtype.FLOAT8_E8M0FNU
     for said in (None, 44, NpuDtype.FLOAT8_E4M3FN):
         with pytest.raises(EmulatedRefusal, match="E8M0"):
             multiply(ops, x, weight, out=BF16, scale_dtype=said, per_token_scale_dtype=e8m0, given=tensors)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_typed.runners.ascend.ops import AclFormat, MxScaleAlg, NpuDtype, TorchDtypeCode
+from moe_typed.runners.ascend.ops import AclFormat, MxScaleAlg, NpuDtype, RoutingQuantMode, TorchDtypeCode
 from tests.emulation.ascend import mx
 from tests.emulation.ascend.misuse import Device, EmulatedRefusal
 from tests.emulation.ascend.ops import EmulatedAscendOps
@@ -216,3 +216,13 @@ def test_the_dense_product_adds_the_offset_too() -> None:
     for n in range(16):
         dense = [(float(weight[k, n]) + float(offset[k // 32, n])) * float(scale[k // 32, n]) for k in range(KIN)]
         assert float(found[0, n]) == pytest.approx(sum(a * b for a, b in zip(numbers(x[0]), dense, strict=True)), rel=2e-2, abs=2e-1)
+
+
+@pytest.mark.parametrize("device", [device for device in Device if device is not Device.A5])
+def test_mx_is_of_a5_alone(device: Device) -> None:
+    ops, x = EmulatedAscendOps("faithful", device, limits=True), random(0, M, KIN, dtype=torch.float16)
+    with pytest.raises(EmulatedRefusal, match="A5"):
+        ops.npu_dynamic_mx_quant(x)
+    ids = torch.zeros(M, 1, dtype=torch.int32)
+    with pytest.raises(EmulatedRefusal, match=r"A5|310P"):
+        ops.npu_moe_init_routing_v2(x, ids, expert_num=1, quant_mode=RoutingQuantMode.MXFP8_E4M3)

@@ -69,7 +69,7 @@ class ActivationEmulation(Emulation):
         require(activate_dim in (None, -1, x.dim() - 1), f"only the last axis is emulated, not {activate_dim}")
         require(group_index is None or quant_mode == SwigluQuantMode.DYNAMIC, "group_index needs dynamic quantisation")
         rows, half = len(x), x.shape[-1] // 2
-        self.judge.size(group_index is None or (half <= _MAX_GROUPED and half % _ALIGNED == 0), f"grouped rows of {half} columns")
+        self.judge.limit(group_index is None or (half <= _MAX_GROUPED and half % _ALIGNED == 0), f"grouped rows of {half} columns")
         whole = [Span(0, 0, rows)]
         ranges = whole if group_index is None else spans(self.judge, self.lists, group_index, GroupListType.COUNT, len(group_index), rows)
         groups = _row_groups(ranges, rows)

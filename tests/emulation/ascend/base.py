@@ -16,7 +16,7 @@ class Emulation(ABC):
     Args:
         mode: what a misuse leads to.
         device: the series, on which some results depend.
-        sizes: whether the documented limits of sizes count.
+        limits: whether documented limits count: sizes, which toy shapes break, and the devices of formats.
         groups: the groups of ranks by name, as this rank sees them.
         renorm_always: whether npu_moe_gating_top_k takes Renorm.ALWAYS, as newer kernels may.
     """
@@ -26,11 +26,11 @@ class Emulation(ABC):
         mode: Mode = "strict",
         device: Device = Device.A3,
         *,
-        sizes: bool = False,
+        limits: bool = False,
         groups: Mapping[str, Group] | None = None,
         renorm_always: bool = False,
     ) -> None:
-        self.judge = Judge(mode, device, sizes)
+        self.judge = Judge(mode, device, limits)
         self.lists = Provenance()
         self.indices = Provenance()
         self.groups = dict(groups or {})

@@ -166,9 +166,9 @@ class DistributeEmulation(Emulation):
     def _check_hidden(self, hidden: int) -> None:
         require(hidden % _H_MULTIPLE == 0, f"H is a multiple of {_H_MULTIPLE}, not {hidden}")
         if self.judge.device is Device.A2:
-            self.judge.size(hidden <= _MAX_H_A2, f"H is at most {_MAX_H_A2} on A2, not {hidden}")
+            self.judge.limit(hidden <= _MAX_H_A2, f"H is at most {_MAX_H_A2} on A2, not {hidden}")
         if self.judge.device is Device.A3:
-            self.judge.size(_H_A3[0] <= hidden <= _H_A3[1], f"H is {_H_A3[0]} to {_H_A3[1]} on A3, not {hidden}")
+            self.judge.limit(_H_A3[0] <= hidden <= _H_A3[1], f"H is {_H_A3[0]} to {_H_A3[1]} on A3, not {hidden}")
 
     def _ids(self, expert_ids: Tensor, stop: int, mask: Tensor | None) -> Tensor:
         """Return ids int64, -1 for inactive rows."""

@@ -100,7 +100,7 @@ class EmulatedAscendExtensionOps:
         linear_beta: float = 25.0,
     ) -> tuple[Tensor, Tensor]:
         """Activate halves by SiTU; quantise blocks of 32."""
-        require(self.judge.device is Device.A5, f"MX formats are of A5, not {self.judge.device.value}")
+        require(self.judge.device is Device.A5, f"this kernel is built for A5 alone, not for {self.judge.device.value}")
         total = self._total(hidden_states, group_list, group_list_type)
         return _mx(_situ(hidden_states[:total], beta, linear_beta), hidden_states)
 
@@ -125,7 +125,7 @@ class EmulatedAscendExtensionOps:
         """Activate halves, clamped before silu; quantise blocks of 32. The list is of counts, numbered 0."""
         if quant_mode != _MX_QUANT or topk_weight is not None or output_origin:
             raise NotImplementedError("only quant_mode 2 without weights is emulated")
-        require(self.judge.device is Device.A5, f"MX formats are of A5, not {self.judge.device.value}")
+        require(self.judge.device is Device.A5, f"this kernel is built for A5 alone, not for {self.judge.device.value}")
         require(group_list_type == GroupQuantListType.COUNT, f"group_list_type is 0, not {group_list_type}")
         total = len(x)
         if group_index is not None:

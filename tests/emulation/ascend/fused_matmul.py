@@ -86,6 +86,7 @@ class FusedMatmulEmulation(Emulation):
         require(is_mx == (quant_mode == FusedQuant.MX), f"both modes are of MX or neither, not {dequant_mode} and {quant_mode}")
         ranges = spans(self.judge, self.lists, group_list, kind, weight[0].shape[0], len(x))
         if is_mx:
+            self.judge.limit_mx()
             mx_scale_dtype("weight_scale_dtype", weight_scale_dtype)
             mx_scale_dtype("x_scale_dtype", x_scale_dtype)
             rows = mx_rows(x, mx_format(x, x_dtype), x_scale)

@@ -9,7 +9,7 @@ from tests.emulation.hazards import poison_, poisoned
 from .base import Emulation
 from .dtypes import FLOATS, FP4, HALVES, torch_dtype
 from .groups import spans
-from .misuse import Reason, require
+from .misuse import Device, Reason, require
 from .numerics import quant_param_parts, unpack_int4
 from .products import W4A8, Antiquantized, Carrier, Channel, Microscaled, Operands, Plain, Product, Token
 from .weights import Scaled, carried, int4_weight, is_transposed, mx_format, mx_matrices, mx_rows, mx_scale_dtype, per_group
@@ -91,6 +91,9 @@ class GroupedMatmulEmulation(Emulation):
         kind = GroupListType(group_list_type or 0)
         product = self._product(operands, None if output_dtype is None else torch_dtype(output_dtype, rows.dtype))
         require(kind != GroupListType.PAIRS or (rows.dtype == matrices.dtype == torch.int8), "pairs are for int8 by int8 alone")
+        self.judge.limit(
+            kind != GroupListType.PAIRS or self.judge.device in (Device.A2, Device.A3), f"pairs are of A2 and A3, not {self.judge.device.value}"
+        )
         if isinstance(product, W4A8) and kind != GroupListType.COUNT:
             self.judge.silent(Reason.COUNTS_ALWAYS, f"{kind!r} was said")
             kind = GroupListType.COUNT
@@ -148,7 +151,7 @@ class GroupedMatmulEmulation(Emulation):
         require(operands.scale is not None and operands.per_token_scale is not None, "int8 by int4 needs a scale of weights and of rows")
         assert operands.scale is not None
         scales = per_group(self.judge, carried(self.judge, operands.scale), groups, outer, flat=False)
-        self.judge.size(scales.shape[1] == 1 or inner == 256 * scales.shape[1], f"groups along K have 256, not {inner / scales.shape[1]}")
+        self.judge.limit(scales.shape[1] == 1 or inner == 256 * scales.shape[1], f"groups along K have 256, not {inner / scales.shape[1]}")
         bias = operands.bias
         if bias is None:
             self.judge.silent(Reason.BIAS_MISSING, "no bias was given")
@@ -191,6 +194,7 @@ class GroupedMatmulEmulation(Emulation):
         return Antiquantized.of(operands.x, matrices, parts[0], parts[1], operands.bias)
 
     def _microscaled(self, operands: Operands, out: torch.dtype | None) -> Product:
+        self.judge.limit_mx()
         mx_scale_dtype("per_token_scale_dtype", operands.per_token_scale_dtype)
         by_antiquant = operands.x.dtype == torch.float8_e4m3fn and operands.weight_dtype in FP4
         scale = operands.antiquant_scale if by_antiquant else operands.scale

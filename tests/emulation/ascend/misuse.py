@@ -61,20 +61,24 @@ class EmulatedRefusal(RuntimeError):  # noqa: N818 - torch's own class is what t
 @final
 @attrs.frozen
 class Judge:
-    """Decide what a misuse leads to. ``sizes``: refuse the documented limits of sizes too, which toy shapes break."""
+    """Decide what a misuse leads to. ``limits``: documented limits of sizes and devices count too."""
 
     mode: Mode = "strict"
     device: Device = Device.A3
-    sizes: bool = False
+    limits: bool = False
 
     def silent(self, reason: Reason, detail: str) -> None:
         """Raise EmulatedMisuse in strict mode; the caller goes on to compute what the device does."""
         if self.mode == "strict":
             raise EmulatedMisuse(reason, detail)
 
-    def size(self, condition: bool, what: str) -> None:
-        """Refuse a size where limits of sizes count."""
-        require(condition or not self.sizes, what)
+    def limit(self, condition: bool, what: str) -> None:
+        """Refuse a size or a device where limits count."""
+        require(condition or not self.limits, what)
+
+    def limit_mx(self) -> None:
+        """Refuse formats with e8m0 scales on a device that has none, where limits count."""
+        self.limit(self.device is Device.A5, f"MX formats are of A5, not {self.device.value}")
 
 
 def require(condition: bool, what: str) -> None:

@@ -84,6 +84,7 @@ class QuantiseEmulation(Emulation):
         max_low_bound: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Quantise blocks along an axis."""
+        self.judge.limit_mx()
         kind = mx.FORMATS.get(resolve(dst_type))
         require(kind is not None, f"dst_type is fp8 or fp4, not {resolve(dst_type)}")
         assert kind is not None

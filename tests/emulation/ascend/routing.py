@@ -9,7 +9,7 @@ from tests.emulation.hazards import poisoned
 from .base import Emulation
 from .dtypes import FLOATS
 from .misuse import Device, Reason, require
-from .routing_quant import quantize_gathered
+from .routing_quant import MX_MODES, quantize_gathered
 
 _INT_MAX = 2**31 - 1
 _MAX_EXPERTS = 10240
@@ -80,6 +80,8 @@ class RoutingEmulation(Emulation):
         require(
             not small or (x.dtype != torch.bfloat16 and quant_mode == RoutingQuantMode.NONE), f"310P takes neither bf16 nor a quant mode: {x.dtype}"
         )
+        if quant_mode in MX_MODES:
+            self.judge.limit_mx()
         ids = expert_idx.flatten().long()
         if bool(((ids < 0) | (ids >= expert_num)).any()):
             self.judge.silent(Reason.EXPERT_ID, f"ids are 0 to {expert_num - 1}")

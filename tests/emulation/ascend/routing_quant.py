@@ -16,6 +16,7 @@ _MX = {
     RoutingQuantMode.MXFP8_CLAMPED_E5M2: (E5M2, 1e-4),
     RoutingQuantMode.MXFP8_CLAMPED_E4M3: (E4M3, 1e-4),
 }
+MX_MODES = frozenset((*_MX, RoutingQuantMode.MXFP4_E2M1))
 _LOWEST = -126  # of the exponents of a block
 
 
