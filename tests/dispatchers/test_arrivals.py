@@ -7,10 +7,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import Bf16Rows, CombineInput, DeviceCount, DispatchOutput, Payload, Pending, bf16_as_is, from_topk, quantize_mxfp8
-from moe_typed.dispatchers import DeepEPNormalDispatcher, MoriNormalDispatcher, MoriV2Dispatcher
-from moe_typed.formats import ScaledRows, SlabScaledRows
+from moe_typed import (
+    Bf16Rows,
+    CombineInput,
+    DeviceCount,
+    DispatchOutput,
+    Experts,
+    Fp8Block128ExpertWeights,
+    Payload,
+    Pending,
+    SiluAndMul,
+    bf16_as_is,
+    from_topk,
+    prepare_reference,
+    quantize_mxfp8,
+)
+from moe_typed.dispatchers import (
+    LL_BF16,
+    LL_FP8,
+    DeepEPLowLatencyDispatcher,
+    DeepEPNormalDispatcher,
+    MooncakeDispatcher,
+    MoriNormalDispatcher,
+    MoriV2Dispatcher,
+)
+from moe_typed.formats import ScaledRows, SlabScaledRows, relayouts
 from moe_typed.routing import Routing, SlotIds, fill_nowhere, in_order, localize_by_map
+from moe_typed.runners import reference_experts
 from moe_typed.stages import (
     DeepEPNormalDispatchOutput,
     DeepEPv2MaskedDispatchOutput,
@@ -27,13 +50,18 @@ from tests.dispatchers.support import (
     NARROW,
     SETUPS,
     TOPK,
+    WIDE,
     WIRES,
     AnyDispatcher,
     arrived,
     batch,
+    expected,
     experts_for,
+    held_by,
+    low_latency_buffer,
     mori_op,
     mori_v2_op,
+    near,
     prepared,
     residence_of,
     slots,
@@ -41,6 +69,8 @@ from tests.dispatchers.support import (
     weights,
 )
 from tests.emulation.deep_ep import EmulatedBuffer
+from tests.emulation.deep_ep_common import Config
+from tests.emulation.mooncake import EmulatedMooncakeBuffer
 from tests.emulation.mori_config import EpDispatchCombineKernelType
 from tests.emulation.world import World
 from tests.ops.support import ints
@@ -204,14 +234,52 @@ def test_mori_v2_offers_its_staging_where_it_gathers() -> None:
 
 def test_a_dispatch_cannot_be_traced() -> None:
     group = World(1).group(0)
-    dispatcher = DeepEPNormalDispatcher(EmulatedBuffer(group), quantize_mxfp8, spread_of(group), topk_idx_t=torch.int64)
+    dispatcher = DeepEPNormalDispatcher(EmulatedBuffer(group), quantize_mxfp8, spread_of(group), topk_idx_t=torch.int64, dispatch_config=Config())
     rows, routing = batch("full", 0, LOCAL, NARROW)
     routes = in_order(routing)
 
     def dispatch(data: Tensor) -> Tensor:
-        return dispatcher.dispatch(Bf16Rows(data), routes).payload.data
+        output = dispatcher.dispatch(Bf16Rows(data), routes)
+        output.handle.discard("looked at")
+        return output.payload.data
 
     torch.compiler.reset()
     compiled = torch.compile(dispatch, fullgraph=True, backend="eager")  # pyright: ignore[reportUnknownMemberType]
     with pytest.raises(Exception, match=r"which torch\.compile cannot trace"):
         compiled(rows.data)
+    eager = torch.compile(dispatch, backend="eager")  # pyright: ignore[reportUnknownMemberType]
+    found = eager(rows.data)  # the graph breaks, and the call runs as it is
+    assert torch.equal(found.view(torch.uint8), dispatch(rows.data).view(torch.uint8))
+
+
+def test_slabs_with_column_major_scales_reach_weights_in_blocks() -> None:
+    """Of the two ways to experts that take row-major scales, this one keeps the values."""
+    setup, world = SETUPS["deepep ll"], World(RANKS)
+
+    def body(rank: int) -> Tensor:
+        group = world.group(rank)
+        dispatcher = DeepEPLowLatencyDispatcher(low_latency_buffer(group), LL_FP8, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64)
+        w = held_by(weights("fp8 block", RANKS * LOCAL, WIDE), rank)
+        assert isinstance(w, Fp8Block128ExpertWeights)
+        layer = dispatcher.then(Experts(prepare_reference(w)).accepting(relayouts.slab_to_row))
+        rows, routing = batch("mixed", rank, RANKS * LOCAL, WIDE)
+        return layer(rows, in_order(routing))
+
+    for rank, found in enumerate(world.run(body)):
+        near(found, expected(setup, "mixed", rank, RANKS, "fp8 block", "fp8"))
+
+
+def test_mooncake_leaves_out_the_experts_of_a_rank_that_does_not_answer() -> None:
+    """The mask says so afterwards, and nothing is renormalised."""
+    world = World(2, dead=frozenset({1}))
+    group, active = world.group(0), torch.ones(2, dtype=torch.int32)
+    dispatcher = MooncakeDispatcher(
+        EmulatedMooncakeBuffer(group), LL_BF16, spread_of(group), max_tokens=CAPACITY, active_ranks=active, timeout_us=100
+    )
+    w = weights("bf16", 2 * LOCAL, WIDE)
+    rows, routing = batch("full", 0, 2 * LOCAL, WIDE)
+    layer = dispatcher.then(Experts(prepared(held_by(w, 0))))
+    (found,) = world.run(lambda rank: layer(rows, in_order(routing)))
+    assert ints(active) == [1, 0]
+    alive = torch.where(routing.topk_ids < LOCAL, routing.topk_ids, -1)
+    near(found, FACTOR * reference_experts(rows.dequantize(), alive, routing.topk_weights, w, SiluAndMul()))

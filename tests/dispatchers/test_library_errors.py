@@ -12,20 +12,23 @@ from moe_typed.dispatchers import (
     LL_FP8,
     LL_FP8_ROWS,
     LL_FP8_UE8M0,
+    ArenaError,
     DeepEPNormalDispatcher,
     DeepEPv2ExpandedDispatcher,
     DeepEPv2PlainDispatcher,
     LibraryError,
     LowLatencyWire,
     MooncakeDispatcher,
+    MoriNormalDispatcher,
     NixlDispatcher,
 )
 from moe_typed.dispatchers.wire import from_words, in_words, zero_row
 from moe_typed.formats import Fp8Block128Rows, Fp8Block128SlabRows, Payload, quantize_mxfp4, quantize_mxfp8
-from moe_typed.routing import in_order
-from tests.dispatchers.support import CAPACITY, LOCAL, NARROW, WIDE, batch, spread_of
-from tests.emulation.hazards import poison_mask
+from moe_typed.routing import PhysicalIds, fill_nowhere, in_order
+from tests.dispatchers.support import CAPACITY, LOCAL, NARROW, WIDE, batch, mori_op, residence_of, spread_of
+from tests.emulation.hazards import EmulatedMisuse, poison_mask
 from tests.emulation.mooncake import EmulatedMooncakeBuffer
+from tests.emulation.mori_config import EpDispatchCombineKernelType
 from tests.emulation.world import Group, World
 
 ROWS, GROUPS = 6, 2
@@ -123,7 +126,7 @@ def test_a_hook_that_was_asked_for_and_did_not_come() -> None:
     group = one_rank()
     dispatcher = NixlDispatcher(LyingNixl(LOCAL, LOCAL), LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int32)
     rows, routing = batch("full", 0, LOCAL, WIDE)
-    with pytest.warns(RuntimeWarning, match="was never consumed"), pytest.raises(LibraryError, match="a receive hook was asked for"):
+    with pytest.raises(LibraryError, match="a receive hook was asked for"):
         dispatcher.start_dispatch(rows, in_order(routing))
 
 
@@ -225,3 +228,19 @@ def test_routes_that_did_not_arrive() -> None:
         DeepEPv2ExpandedDispatcher(SilentElastic(), bf16_as_is, spread, max_tokens=4, topk_idx_t=torch.int64, expert_alignment=1).dispatch(
             rows, routes
         )
+
+
+def test_a_library_that_fails_in_dispatch_leaves_a_pair_to_be_reset() -> None:
+    group = one_rank()
+    op = mori_op(group, "bf16", EpDispatchCombineKernelType.IntraNode)
+    dispatcher = MoriNormalDispatcher(op, bf16_as_is, residence_of(group))
+    rows, routing = batch("full", 0, LOCAL, NARROW)
+    routes = fill_nowhere(in_order(routing))
+    op.config.max_num_inp_token_per_rank = 99  # the dispatcher lets through what the arena cannot hold
+    many = Bf16Rows(rows.data.repeat(CAPACITY, 1))
+    with pytest.raises(EmulatedMisuse):
+        dispatcher.dispatch(many, routes.moved(routes.topk_ids[:1], routes.topk_weights[:1], PhysicalIds, LOCAL))
+    with pytest.raises(ArenaError, match="reset the dispatcher on every rank"):
+        dispatcher.dispatch(rows, routes)
+    dispatcher.reset()
+    dispatcher.dispatch(rows, routes).handle.discard("the test is over")

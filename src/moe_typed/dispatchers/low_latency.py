@@ -180,7 +180,11 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
         sent = self._send(rows.data.contiguous(), ids, hook)
         handle, deliver = self._promise(sent, Ticket(sent.handle, ids), routing, self.spread.expected_rows(*ids.shape))
         self.arena.hold(handle)
-        return PendingDispatch(_after(sent.hook, deliver, hook), handle)
+        try:
+            return PendingDispatch(_after(sent.hook, deliver, hook), handle)
+        except LibraryError as error:
+            handle.fail(error)
+            raise
 
     def _arrived(self, sent: Sent[T]) -> tuple[P_co, ReceivedPerExpert, int]:
         """Return payload, counts and capacity. Raises: LibraryError for a layout that the wire does not say."""
