@@ -1,7 +1,7 @@
 """Layers for the AITER runner: weights of every format in every order, rows of every format, the emulated library, and the float32 reference."""
 
+import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 import torch
@@ -33,7 +33,7 @@ from moe_typed.formats import (
     quantize_mxfp4,
     quantize_mxfp8,
 )
-from moe_typed.routing import to_sink
+from moe_typed.routing import ExpertMask, to_sink
 from moe_typed.runners import Activation, AiterFacts, AiterLibrary, AiterOptions, AiterRunner, reference_experts
 from moe_typed.runners.aiter import MxFp4Layout, RowBounds, prepare_aiter, prepare_aiter_fnuz
 from moe_typed.runners.aiter.prepared import AiterWeights
@@ -81,8 +81,6 @@ def make_library(
     tuned: Tuned | None = None,
 ) -> tuple[AiterLibrary, EmulatedAiter]:
     """Return the emulated library as the facade holds it, and the emulation itself."""
-    import inspect
-
     emulated = EmulatedAiter(version=version, gfx=gfx, mode=mode, env=env, tuned=tuned)
     facts = AiterFacts(
         version,
@@ -229,8 +227,6 @@ def random_ids(rows: int, count: int, k: int = K) -> Tensor:
 
 def slot_input(payload: Payload, ids: Tensor, live: int | DeviceCount, dtype: torch.dtype, output: Tensor | None = None) -> AiterSlotInput:
     """Return rows with slots over all ranks; which of them are here is in HERE."""
-    from moe_typed.routing import ExpertMask
-
     mask = torch.zeros(SLOTS, dtype=torch.int32)
     mask[list(HERE)] = 1
     weights = torch.rand(ids.shape, generator=torch.Generator().manual_seed(30)) + 0.1
@@ -273,6 +269,3 @@ def activation_of(form: Form) -> Activation:
 
 def make_runner(form: Form, weights: ExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions | None = None) -> AiterRunner:
     return prepare(form, weights, library, options).runner(activation_of(form))
-
-
-SOURCE: Final = Path(__file__).parents[3] / "src" / "moe_typed" / "runners" / "aiter"

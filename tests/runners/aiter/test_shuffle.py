@@ -109,6 +109,14 @@ def test_scales_in_lanes(columns: int, gate_up: bool) -> None:
     assert torch.equal(found.view(torch.uint8), EmulatedAiter().shuffle_scale_a16w4(flat, experts, gate_up).view(torch.uint8))
 
 
+def test_of_bytes_tiles_and_lanes_are_one_permutation_while_gate_and_up_are_apart() -> None:
+    """On this the runner relies where AITER chooses between fp4 and bf16 rows by their number (``admission``)."""
+    weight, scale = bytes_of(2, 64, 128), bytes_of(2, 128, 8).view(E8)
+    assert torch.equal(shuffle_weight(weight), shuffle_weight_a16w4(weight, gate_up=False))
+    assert not torch.equal(shuffle_weight(weight), shuffle_weight_a16w4(weight, gate_up=True))
+    assert torch.equal(e8m0_shuffle(scale).view(torch.uint8), shuffle_scale_a16w4(scale, gate_up=False).view(torch.uint8))
+
+
 def test_the_mark_is_on_the_tensor_and_on_no_view_of_it() -> None:
     weight = torch.zeros(2, 16, 32)
     mark_shuffled(weight)

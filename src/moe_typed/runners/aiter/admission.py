@@ -4,7 +4,8 @@ Inside ``fused_moe`` the precision of the rows is chosen (``_fused_moe_impl``), 
 scale that came with the rows is used or dropped (``fused_moe_2stages``). Nothing of that raises there. The rules, of mxfp4 weights:
 
 * Version 0.1.7: bf16 rows for the clamped swiglu, fp4 rows else.
-* Later, gate and up apart: fp4 rows; for the clamped swiglu bf16 rows below ``RowBounds.fp4``.
+* Later, gate and up apart: fp4 rows; for the clamped swiglu bf16 rows below ``RowBounds.fp4``. Both read one layout, as the shuffles of tiles and of
+  lanes are one permutation of bytes while gate and up are apart; the lanes ask for larger multiples.
 * Later, gate and up interleaved: bf16 rows; on gfx950 fp8 rows from ``RowBounds.fp8`` on. Both read one layout.
 * ``quant_dtype_a``, where there is such a parameter, overrides all.
 
@@ -51,19 +52,24 @@ def pins_fp8(scheme: Scheme, facts: "AiterFacts") -> bool:
     return scheme is Scheme.A8W4 and facts.gfx == GFX950 and facts.takes("quant_dtype_a")
 
 
-def admit_dense(scheme: Scheme, payload: type[DenseRows], facts: "AiterFacts", *, clamped: bool) -> Admission:
-    """Return how many dense rows a call may have, so that AITER reads the layout that the weights have. ``clamped``: the activation is Swiglu."""
+def admit_dense(scheme: Scheme, payload: type[DenseRows], facts: "AiterFacts", *, clamped: bool, whole_lanes: bool) -> Admission:
+    """Return how many dense rows a call may have, so that AITER reads the layout that the weights have, and rounds rows no more than they promise.
+
+    ``clamped``: the activation is Swiglu. ``whole_lanes``: the sizes of a4w4 weights are those that a16w4 asks for, too.
+    """
     if scheme is Scheme.A16W4:
         if not clamped:
-            return _none(payload, "AITER chooses fp4 rows for silu, and would read a16w4 weights as another layout; prepare them as a4w4 or a8w4")
+            return _none(payload, "AITER chooses fp4 rows for silu, and would round those over a16w4 weights; prepare them as a4w4 or a8w4")
         if not facts.has_gate_modes:
             return Admission(payload)
-        reason = f"from {facts.bounds.fp4} on AITER chooses fp4 rows, and would read a16w4 weights as another layout"
+        reason = f"from {facts.bounds.fp4} on AITER chooses fp4 rows, and would round those over a16w4 weights"
         return Admission(payload, below=facts.bounds.fp4, reason=f"{reason}; raise GPTOSS_SWIGLU_MXFP4_BF16_BOUND, or prepare them as a8w4")
     if scheme is Scheme.A4W4 and clamped:
         if not facts.has_gate_modes:
-            return _none(payload, f"AITER {facts.version} chooses bf16 rows for the clamped swiglu, and would read a4w4 weights as another layout")
-        reason = f"below {facts.bounds.fp4} AITER chooses bf16 rows for the clamped swiglu, and would read a4w4 weights as another layout"
+            return _none(payload, f"AITER {facts.version} chooses bf16 rows for the clamped swiglu, whatever the weights; prepare them as a16w4")
+        if whole_lanes:
+            return Admission(payload)
+        reason = f"below {facts.bounds.fp4} AITER chooses bf16 rows for the clamped swiglu, whose kernels read multiples of 128 columns"
         return Admission(payload, least=facts.bounds.fp4, reason=f"{reason}; set GPTOSS_SWIGLU_MXFP4_BF16_BOUND to 0, or prepare them as a8w4")
     return Admission(payload)
 

@@ -18,7 +18,7 @@ from ..base import PreparedWeights, Runner, UnsupportedError, refuse_payload
 from .admission import Admission, admit_dense, admit_scaled, pins_fp8
 from .library import AiterLibrary
 from .prepared import AiterWeights, Operands, Scheme
-from .shuffle import mark_shuffled
+from .shuffle import LANE_COLUMNS, mark_shuffled
 
 if TYPE_CHECKING:
     from aiter import ActivationType
@@ -148,7 +148,8 @@ def make_runner(weights: AiterWeights, activation: Activation) -> AiterRunner:
     member, limit = _activation(activation, library, operands.scheme)
     clamped = isinstance(activation, SwigluOai)
     dense_rows, *scaled_rows = _accepts(weights)
-    dense = admit_dense(operands.scheme, cast("type[DenseRows]", dense_rows), library.facts, clamped=clamped)
+    whole_lanes = all(weight.shape[2] % LANE_COLUMNS == 0 for weight in (weights.w1, weights.w2))
+    dense = admit_dense(operands.scheme, cast("type[DenseRows]", dense_rows), library.facts, clamped=clamped, whole_lanes=whole_lanes)
     if dense.is_empty:
         raise UnsupportedError(dense.reason)
     scaled = [admit_scaled(operands.scheme, cast("type[ScaledRows]", rows), library.facts, clamped=clamped) for rows in scaled_rows]
