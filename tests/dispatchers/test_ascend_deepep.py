@@ -29,22 +29,13 @@ from moe_typed.stages import HandleError, OneRank
 from tests.dispatchers.test_ascend_tp import bf16_weights
 from tests.emulation.ascend.deep_ep import EmulatedAscendBuffer
 from tests.emulation.world import World
-from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, Weights, emulated, error, expected, prepare, randn, routing
+from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, Weights, emulated, error, expected, experts_of, randn, routing
 
 RANKS, MOST = 2, 16
 TOKENS = (9, 5)  # of each rank
 
 WIRES: dict[str, NpuWire[Any]] = {"bf16": NPU_BF16, "int8": NPU_INT8, "mxfp8": NPU_MXFP8}
-CELLS = [
-    ("bf16", "bf16"),
-    ("w8a8", "bf16"),
-    ("w8a8", "int8"),
-    ("w4a8", "int8"),
-    ("w4a4", "bf16"),
-    ("awq", "bf16"),
-    ("mxfp8", "bf16"),
-    ("mxfp8", "mxfp8"),
-]
+CELLS = [(name, "bf16") for name in ("bf16", "w8a8", "w4a4", "awq", "mxfp8")] + [("w8a8", "int8"), ("w4a8", "int8"), ("mxfp8", "mxfp8")]
 
 
 def normal(buffer: EmulatedAscendBuffer, wire: NpuWire[Any], rank: int) -> Dispatcher[Bf16Rows, Any, Any, PhysicalIds]:
@@ -62,8 +53,8 @@ both_modes = pytest.mark.parametrize("make", [normal, low_latency])
 def local(weights: Weights, rank: int) -> Weights:
     """Return the experts of one rank."""
     per = EXPERTS // RANKS
-    parts = {name: value for name, value in vars(weights).items()}
-    cut = {name: value[rank * per : (rank + 1) * per].contiguous() if isinstance(value, Tensor) else value for name, value in parts.items()}
+    held = slice(rank * per, (rank + 1) * per)
+    cut = {name: value[held].contiguous() if isinstance(value, Tensor) else value for name, value in vars(weights).items()}
     made: Weights = type(weights)(**cut)
     return made
 
@@ -80,12 +71,12 @@ def test_a_layer_over_two_ranks_is_the_reference_s(make: Make, name: str, wire: 
     weights, world = SCHEMES[name].weights(), World(RANKS)
 
     def layer(rank: int) -> tuple[Tensor, Tensor]:
-        ops = emulated()
+        ops = emulated(SCHEMES[name].device)
         rows, live = Bf16Rows(randn(rank, TOKENS[rank], HIDDEN).bfloat16()), TOKENS[rank] - rank
         routes = physical(TOKENS[rank], rank, 3, live)
         dispatcher = make(EmulatedAscendBuffer(world.group(rank)), WIRES[wire], rank)
         with debug("values"):
-            output = dispatcher.then(Experts(prepare(local(weights, rank), ops)))(rows, routes)
+            output = dispatcher.then(experts_of(local(weights, rank), ops))(rows, routes)
         return output, expected(rows.data, routing(TOKENS[rank], 3, seed=rank, live=live), weights, SiluAndMul())
 
     for output, wanted in world.run(layer):
@@ -101,7 +92,7 @@ def test_a_rank_without_rows_takes_part(make: Make) -> None:
         tokens = (0, 6)[rank]
         rows = Bf16Rows(randn(rank, tokens, HIDDEN).bfloat16())
         dispatcher = make(EmulatedAscendBuffer(world.group(rank)), NPU_INT8, rank)
-        output = dispatcher.then(Experts(prepare(local(weights, rank), emulated())))(rows, physical(tokens, rank, 2, tokens))
+        output = dispatcher.then(experts_of(local(weights, rank), emulated()))(rows, physical(tokens, rank, 2, tokens))
         return output, expected(rows.data, routing(tokens, 2, seed=rank), weights, SiluAndMul())
 
     (empty, _), (output, wanted) = world.run(layer)
@@ -135,7 +126,7 @@ def test_a_pending_factor_is_settled_once(make: Make) -> None:
         routes = physical(7, rank, 2, 7)
         pending = Routing(routes.topk_ids, routes.topk_weights, PhysicalIds, EXPERTS, Pending(0.5), True, 7)
         dispatcher = make(EmulatedAscendBuffer(world.group(rank)), NPU_BF16, rank)
-        output = dispatcher.then(Experts(prepare(local(weights, rank), emulated())))(rows, pending)
+        output = dispatcher.then(experts_of(local(weights, rank), emulated()))(rows, pending)
         return output, 0.5 * expected(rows.data, routing(7, 2, seed=rank), weights, SiluAndMul())
 
     for output, wanted in world.run(layer):
@@ -156,7 +147,7 @@ class TestHandles:
     @both_modes
     def test_a_dispatch_is_combined_once(self, make: Make) -> None:
         dispatcher, rows, routes = alone(5, make)
-        combine_input = Experts(prepare(bf16_weights(), emulated()))(dispatcher.dispatch(rows, routes))
+        combine_input = experts_of(bf16_weights(), emulated())(dispatcher.dispatch(rows, routes))
         dispatcher.combine(combine_input)
         with pytest.raises(HandleError, match="a dispatch is combined once"):
             dispatcher.combine(combine_input)
@@ -164,7 +155,7 @@ class TestHandles:
     @both_modes
     def test_an_error_of_the_experts_ends_the_dispatch(self, make: Make) -> None:
         dispatcher, rows, routes = alone(5, make)
-        layer = dispatcher.then(Experts(prepare(SCHEMES["bf16"].weights(experts=5), emulated())))
+        layer = dispatcher.then(experts_of(SCHEMES["bf16"].weights(experts=5), emulated()))
         with pytest.raises(ValueError, match="weights of 5 experts"):
             layer(rows, routes)  # no HandleWarning follows
 

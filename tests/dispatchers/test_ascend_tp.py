@@ -14,7 +14,7 @@ from moe_typed.runners.ascend import prepare_ascend, prepare_ascend_fp16, prepar
 from moe_typed.stages import CompleteResult, GroupEnds, HandleError, OneRank, PartialResult, RankResult, TensorParallel
 from tests.emulation.ascend.misuse import Device
 from tests.emulation.world import World
-from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, dense, emulated, error, expected, prepare, randn, routing
+from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, dense, emulated, error, expected, experts_of, randn, routing
 
 ROWS = Bf16Rows(randn(3, 12, HIDDEN).bfloat16())
 
@@ -57,7 +57,7 @@ def test_two_ranks_add_up_their_parts(name: str) -> None:
     def layer(rank: int) -> Tensor:
         ops = emulated()
         part = shard_inter(weights, rank, 2)
-        result = AscendTPDispatcher(as_they_are(Bf16Rows, ops)).then(Experts(prepare(part, ops)))(ROWS, routing(12, 3))
+        result = AscendTPDispatcher(as_they_are(Bf16Rows, ops)).then(experts_of(part, ops))(ROWS, routing(12, 3))
         assert isinstance(result, PartialResult)
         return result.completed(Ranks(world, rank))
 
@@ -120,7 +120,7 @@ class TestDtypes:
         weights, ops = SCHEMES["w8a8"].weights(), emulated()
         assert isinstance(weights, Int8ChannelExpertWeights)
         layer = AscendTPDispatcher(as_int8(ops)).then(Experts(prepare_ascend(weights, ops)))
-        with pytest.raises(UnsupportedError, match="give torch.bfloat16, and torch.float16 was asked for: scales in bf16 go with bf16"):
+        with pytest.raises(UnsupportedError, match=r"give torch\.bfloat16, and torch\.float16 was asked for: scales in bf16 go with bf16"):
             layer(Fp16Rows(ROWS.data.half()), routing(12, 3))
 
     @pytest.mark.parametrize("name", ["w4a8", "awq"])
@@ -157,8 +157,8 @@ def test_the_reference_runner_works_behind_it() -> None:
 
 def _int8(w13: Tensor, w2: Tensor) -> Int8ChannelExpertWeights[GateUp]:
     s13, s2 = w13.abs().amax(2) / 127, w2.abs().amax(2) / 127
-    quantised = ((part / scale.unsqueeze(2)).round().to(torch.int8) for part, scale in ((w13, s13), (w2, s2)))
-    return Int8ChannelExpertWeights(*quantised, s13, s2, GateUp)
+    q13, q2 = ((part / scale.unsqueeze(2)).round().to(torch.int8) for part, scale in ((w13, s13), (w2, s2)))
+    return Int8ChannelExpertWeights(q13, q2, s13, s2, GateUp)
 
 
 def test_atlas_inference_series_gives_cumulative_counts_whatever_is_asked() -> None:
@@ -177,7 +177,7 @@ def test_atlas_inference_series_gives_cumulative_counts_whatever_is_asked() -> N
 def test_payloads_that_the_weights_do_not_take_are_refused_when_the_layer_is_built() -> None:
     ops = emulated()
     experts = Experts(prepare_ascend(bf16_weights(), ops))
-    with pytest.raises(BoundaryError, match="payload is Int8TokenRows .* but AscendBf16Weights takes Bf16Rows"):
+    with pytest.raises(BoundaryError, match=r"payload is Int8TokenRows .* but AscendBf16Weights takes Bf16Rows"):
         AscendTPDispatcher(as_int8(ops)).then(experts)  # type: ignore[arg-type]
 
 
