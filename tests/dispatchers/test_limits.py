@@ -83,6 +83,15 @@ def test_a_routing_over_other_slots_is_refused(name: str) -> None:
 
 
 @setups
+def test_a_routing_of_other_rows_is_refused(name: str) -> None:
+    setup = SETUPS[name]
+    dispatcher = setup.dispatcher(one_rank(), "bf16")
+    rows, routing = batch("full", 0, LOCAL, setup.hidden)
+    with pytest.raises(ValueError, match=f"the routing is of {CAPACITY} rows, but there are {CAPACITY - 1}"):
+        dispatcher.dispatch(Bf16Rows(rows.data[1:]), slots(setup, routing))
+
+
+@setups
 def test_ids_of_another_space_are_refused(name: str) -> None:
     setup = SETUPS[name]
     dispatcher = setup.dispatcher(one_rank(), "bf16")

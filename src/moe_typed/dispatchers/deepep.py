@@ -121,7 +121,7 @@ class DeepEPNormalDispatcher(Dispatcher[M_contra, P_co, DeepEPNormalCombineInput
     @override
     def dispatch(self, rows: M_contra, routing: Routing[SlotIds]) -> DeepEPNormalDispatchOutput[P_co]:
         refuse_tracing(self)
-        self.spread.demand(routing)
+        self.spread.demand(rows.rows, routing)
         worst = 0
         if self.max_tokens is not None:
             check_capacity(rows.rows, self.max_tokens)

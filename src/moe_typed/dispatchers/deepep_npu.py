@@ -111,7 +111,7 @@ class DeepEPNormalNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPNormalNpuCombin
     @override
     def dispatch(self, rows: Bf16Rows, routing: Routing[SlotIds]) -> DeepEPNormalNpuDispatchOutput[P_co]:
         refuse_tracing(self)
-        self.spread.demand(routing)
+        self.spread.demand(rows.rows, routing)
         ids = masked_ids(routing, torch.int64)
         per_rank, _, per_expert, in_rank, _ = self._buffer.get_dispatch_layout(ids, self.spread.num_experts)
         received, _, _, counts, library_handle, _ = self._buffer.dispatch(
@@ -191,7 +191,7 @@ class DeepEPLLNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPLLNpuCombineInput, 
     @override
     def dispatch(self, rows: Bf16Rows, routing: Routing[SlotIds]) -> DeepEPLLNpuDispatchOutput[P_co]:
         refuse_tracing(self)
-        self.spread.demand(routing)
+        self.spread.demand(rows.rows, routing)
         check_capacity(rows.rows, self.max_tokens)
         ids = masked_ids(routing, torch.int64)
         self.arena.claim()

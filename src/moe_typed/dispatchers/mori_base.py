@@ -138,7 +138,7 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
     def _start(self, rows: M_contra, routing: Routing[PhysicalIds]) -> PendingDispatch[D_co]:
         refuse_tracing(self)
         routing.demand(PhysicalIds)
-        self.spread.demand(routing)
+        self.spread.demand(rows.rows, routing)
         config = self._config
         if (rows.hidden, routing.topk_ids.shape[1]) != (config.hidden_dim, config.num_experts_per_token):
             expected = f"{config.hidden_dim} values and {config.num_experts_per_token} routes"

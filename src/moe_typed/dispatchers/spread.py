@@ -39,9 +39,11 @@ class ExpertSpread:
         """Return about how many rows an expert gets, at least 1, where every rank has ``rows`` rows: a hint for schedules, not a bound."""
         return (rows * self.ranks * k + self.num_experts) // self.num_experts
 
-    def demand(self, routing: Routing[SlotIds]) -> None:
-        """Raise BoundaryError for ids that are not of slots, and ValueError for another number of slots."""
+    def demand(self, rows: int, routing: Routing[SlotIds]) -> None:
+        """Raise BoundaryError for ids that are not of slots, and ValueError for another number of slots or of rows."""
         if routing.space is not PhysicalIds and routing.space is not PaddedPhysicalIds:
             routing.demand(PaddedPhysicalIds)
         if routing.num_experts != self.num_experts:
             raise ValueError(f"the routing is over {routing.num_experts} slots, but the dispatcher over {self.num_experts}")
+        if routing.topk_ids.shape[0] != rows:
+            raise ValueError(f"the routing is of {routing.topk_ids.shape[0]} rows, but there are {rows}")
