@@ -4,8 +4,8 @@ from typing import TypeVar, cast
 
 from ..dispatchers import MoELayer, StandardDispatcher
 from ..experts import Experts, ExpertStage
-from ..formats import AnyConversion, AnyExpertWeights, Conversion, DenseRows, GateUpOrder, Payload
-from ..runners import Activation, PreparedWeights, prepare_reference
+from ..formats import AnyConversion, Conversion, DenseRows, Payload
+from ..runners import Activation, PreparedWeights, ReferenceCheckpoint, prepare_reference
 from ..runners.acceptance import Acceptance, RunnerName
 from ..runners.aiter import prepare_aiter_as
 from ..runners.aiter.prepare import AiterExpertWeights
@@ -22,7 +22,7 @@ from .report import PlanReport
 M = TypeVar("M", bound=DenseRows)
 
 
-def _prepare(acceptance: Acceptance, weights: AnyExpertWeights[GateUpOrder]) -> PreparedWeights[AnyRunner, Payload]:
+def _prepare(acceptance: Acceptance, weights: ReferenceCheckpoint) -> PreparedWeights[AnyRunner, Payload]:
     # The plan has found the runner to take these weights, and the wire to carry what they take; a plan is data, so no checker sees it.
     match acceptance.runner:
         case RunnerName.REFERENCE:
@@ -44,7 +44,7 @@ def _implementation(conversion: AnyConversion, environment: Environment) -> AnyC
     return fused(conversion)
 
 
-def build_experts(report: PlanReport, weights: AnyExpertWeights[GateUpOrder], activation: Activation) -> ExpertStage[Payload]:
+def build_experts(report: PlanReport, weights: ReferenceCheckpoint, activation: Activation) -> ExpertStage[Payload]:
     """Return the experts of a plan over this rank's weights in checkpoint layout, conversions included; ``dispatcher.then(experts)`` is the layer.
 
     Raises: ValueError when weights or activation are not those that the plan was made for.
@@ -65,7 +65,7 @@ def build_experts(report: PlanReport, weights: AnyExpertWeights[GateUpOrder], ac
 
 
 def build_layer(
-    report: PlanReport, rows: type[M], weights: AnyExpertWeights[GateUpOrder], activation: Activation
+    report: PlanReport, rows: type[M], weights: ReferenceCheckpoint, activation: Activation
 ) -> MoELayer[M, Payload, StandardCombineInput]:
     """Return the layer of a plan without communication, over weights in checkpoint layout.
 

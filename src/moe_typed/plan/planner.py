@@ -7,7 +7,7 @@ from typing import Final, final
 import attrs
 
 from ..formats import AnyConversion, Payload
-from ..runners import ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
+from ..runners import ACTIVATIONS, REFERENCE_ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
 from ..runners.aiter import suits
 from ..runners.ascend import ASCEND_ACTIVATIONS, AscendMxFp8Weights
@@ -92,9 +92,13 @@ def _suits(row: Acceptance, problem: MoEProblem, environment: Environment) -> bo
 
 def _activations(row: Acceptance) -> tuple[str, ...]:
     """Return the names of the activations that a runner does with prepared weights."""
-    if row.runner is not RunnerName.ASCEND:
-        return ACTIVATIONS
-    return (SiluAndMul.name,) if row.prepared is AscendMxFp8Weights else ASCEND_ACTIVATIONS
+    match row.runner:
+        case RunnerName.REFERENCE:
+            return REFERENCE_ACTIVATIONS
+        case RunnerName.ASCEND:
+            return (SiluAndMul.name,) if row.prepared is AscendMxFp8Weights else ASCEND_ACTIVATIONS
+        case RunnerName.TRITON | RunnerName.AITER:
+            return ACTIVATIONS
 
 
 def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel, runner: RunnerName) -> Route | Rejected:

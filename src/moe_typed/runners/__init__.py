@@ -1,6 +1,20 @@
 """Runners: what turns dispatched rows into expert results, each with the weights prepared for it."""
 
-from .activations import ACTIVATIONS, Activation, GeluAndMul, SiluAndMul, SwigluOai, SwigluStep
+from .activations import (
+    ACTIVATIONS,
+    REFERENCE_ACTIVATIONS,
+    Activation,
+    GatedActivation,
+    GeluAndMul,
+    GeluTanhAndMul,
+    OpaqueActivation,
+    Relu2,
+    SiluAndMul,
+    SwigluClamped,
+    SwigluOai,
+    SwigluStep,
+    ThenNorm,
+)
 from .aiter import (
     AiterFacts,
     AiterLibrary,
@@ -17,6 +31,7 @@ from .aiter import (
 from .base import PreparedWeights, Runner, UnsupportedError
 from .reference import (
     AnyReferenceWeights,
+    ReferenceCheckpoint,
     ReferenceDenseWeights,
     ReferenceFp8Block128Weights,
     ReferenceFp8ChannelWeights,
@@ -27,12 +42,15 @@ from .reference import (
     ReferenceMxFp8Weights,
     ReferenceNvFp4Weights,
     ReferenceRunner,
+    ReferenceTransposedWeights,
+    ReferenceUngatedWeights,
     prepare_reference,
     reference_experts,
 )
 
 __all__ = [
     "ACTIVATIONS",
+    "REFERENCE_ACTIVATIONS",
     "Activation",
     "AiterFacts",
     "AiterLibrary",
@@ -41,9 +59,13 @@ __all__ = [
     "AnyAiterFnuzWeights",
     "AnyAiterWeights",
     "AnyReferenceWeights",
+    "GatedActivation",
     "GeluAndMul",
+    "GeluTanhAndMul",
     "MxFp4Layout",
+    "OpaqueActivation",
     "PreparedWeights",
+    "ReferenceCheckpoint",
     "ReferenceDenseWeights",
     "ReferenceFp8Block128Weights",
     "ReferenceFp8ChannelWeights",
@@ -54,11 +76,16 @@ __all__ = [
     "ReferenceMxFp8Weights",
     "ReferenceNvFp4Weights",
     "ReferenceRunner",
+    "ReferenceTransposedWeights",
+    "ReferenceUngatedWeights",
+    "Relu2",
     "Runner",
     "SiluAndMul",
     "StaticScales",
+    "SwigluClamped",
     "SwigluOai",
     "SwigluStep",
+    "ThenNorm",
     "UnsupportedError",
     "load_aiter",
     "prepare_aiter",

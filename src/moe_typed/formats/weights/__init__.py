@@ -16,6 +16,8 @@ from .scaled import (
     MxFp8ExpertWeights,
 )
 from .sharding import shard_inter
+from .transposed import Bf16TransposedExpertWeights, Fp16TransposedExpertWeights, Fp32TransposedExpertWeights, TransposedExpertWeights
+from .ungated import Bf16UngatedExpertWeights, Fp16UngatedExpertWeights, Fp32UngatedExpertWeights, UngatedExpertWeights
 
 AnyExpertWeights: TypeAlias = (
     Bf16ExpertWeights[O_co]
@@ -36,13 +38,19 @@ __all__ = [
     "AnyExpertWeights",
     "AwqExpertWeights",
     "Bf16ExpertWeights",
+    "Bf16TransposedExpertWeights",
+    "Bf16UngatedExpertWeights",
     "CompressedInt4ExpertWeights",
     "ExpertWeights",
     "Fp8Block128ExpertWeights",
     "Fp8ChannelExpertWeights",
     "Fp8TensorExpertWeights",
     "Fp16ExpertWeights",
+    "Fp16TransposedExpertWeights",
+    "Fp16UngatedExpertWeights",
     "Fp32ExpertWeights",
+    "Fp32TransposedExpertWeights",
+    "Fp32UngatedExpertWeights",
     "GptqExpertWeights",
     "Int8ChannelExpertWeights",
     "ModelSlimW4A4ExpertWeights",
@@ -52,5 +60,7 @@ __all__ = [
     "MxFp8ExpertWeights",
     "NvFp4ExpertWeights",
     "Shard",
+    "TransposedExpertWeights",
+    "UngatedExpertWeights",
     "shard_inter",
 ]
