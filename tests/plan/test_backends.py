@@ -216,3 +216,9 @@ class TestOnTheNpu:
         assert reasons == {"triton": RejectReason.DEVICE, "aiter": RejectReason.DEVICE, "reference": RejectReason.NOT_NEEDED}
         assert not supports(Backend.STANDARD, RunnerName.ASCEND)
         assert set(backends_of(RunnerName.ASCEND)) == {backend for backend in Backend if backend.on_npu}
+
+    def test_of_two_layouts_the_one_that_takes_the_wire_as_it_is(self) -> None:
+        report = plan(asking(Backend.MORI_NORMAL, wire=Wire.MXFP8, weights="mxfp4"), AMD)
+        assert report.prepared_weights == "AiterMxFp4A8W4Weights"
+        assert [step.name for step in report.steps if step.kind is StepKind.CONVERSION] == ["quantize_mxfp8"]
+        assert plan(asking(Backend.MORI_NORMAL, wire=Wire.MXFP4, weights="mxfp4"), AMD).prepared_weights == "AiterMxFp4A4W4Weights"

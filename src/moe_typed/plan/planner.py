@@ -118,7 +118,9 @@ def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel
     activations = _activations(rows[0])
     if problem.activation not in activations:
         return _reject(runner, RejectReason.ACTIVATION, f"activation is {problem.activation}; it does {', '.join(activations)}")
-    return _try_wires(problem, environment, model, support.row, rows[0])
+    tried = [_try_wires(problem, environment, model, support.row, row) for row in rows]
+    routes = [route for route in tried if isinstance(route, Route)]
+    return min(routes, key=lambda route: len(route.before_experts)) if routes else tried[0]
 
 
 def _try_wires(problem: MoEProblem, environment: Environment, model: DenseModel, row: Row, acceptance: Acceptance) -> Route | Rejected:
