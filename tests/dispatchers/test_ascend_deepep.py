@@ -1,13 +1,13 @@
 """DeepEP on the NPU over in-process ranks: both modes, every scheme, against a float32 layer on the dequantised weights."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import Bf16Rows, Experts, PhysicalIds, SiluAndMul, debug
+from moe_typed import Bf16ExpertWeights, Bf16Rows, Experts, PhysicalIds, SiluAndMul, debug, prepare_reference
 from moe_typed.dispatchers import (
     NPU_BF16,
     NPU_INT8,
@@ -21,7 +21,7 @@ from moe_typed.dispatchers import (
     LibraryError,
     NpuWire,
 )
-from moe_typed.formats import Payload
+from moe_typed.formats import GateUpOrder, Payload
 from moe_typed.routing import Pending, Routing, Settled
 from moe_typed.runners import UnsupportedError
 from moe_typed.runners.ascend import prepare_ascend_gguf
@@ -102,12 +102,10 @@ def test_a_rank_without_rows_takes_part(make: Make) -> None:
 
 @both_modes
 def test_the_reference_runner_works_behind_it(make: Make) -> None:
-    from moe_typed import prepare_reference
-
     weights, world = bf16_weights(), World(RANKS)
 
     def layer(rank: int) -> tuple[Tensor, Tensor]:
-        part: Any = local(weights, rank)
+        part = cast("Bf16ExpertWeights[GateUpOrder]", local(weights, rank))
         rows = Bf16Rows(randn(rank, 7, HIDDEN).bfloat16())
         dispatcher = make(EmulatedAscendBuffer(world.group(rank)), NPU_BF16, rank)
         output = dispatcher.then(Experts(prepare_reference(part)))(rows, physical(7, rank, 2, 7))

@@ -1,7 +1,7 @@
 """Expert weights of every scheme, and layers over the emulated operators, held to a float32 layer on the dequantised weights."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 import torch
@@ -199,8 +199,7 @@ def wire(name: str, rows: type[Any], ops: EmulatedAscendOps) -> TPRouting[Any, P
 
 def prepare(weights: Any, ops: EmulatedAscendOps, extension: AscendExtensionOps | None = None) -> AnyAscendWeights:
     """Return prepared weights of a class that is known at run time alone."""
-    found: AnyAscendWeights = prepare_ascend(weights, ops, extension)
-    return found
+    return prepare_ascend(cast("Bf16ExpertWeights[GateUpOrder]", weights), ops, extension)
 
 
 def experts_of(weights: Weights, ops: EmulatedAscendOps, activation: Activation = SILU, extension: AscendExtensionOps | None = None) -> Experts[Any]:
@@ -228,4 +227,4 @@ def expected(rows: Tensor, routes: Routing[LogicalIds], weights: Weights, activa
 
 def error(found: Tensor, wanted: Tensor) -> float:
     """Return |found - wanted| / |wanted|."""
-    return float((found.float() - wanted).norm() / wanted.norm())
+    return float(torch.linalg.vector_norm(found.float() - wanted) / torch.linalg.vector_norm(wanted))

@@ -8,9 +8,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from moe_typed import Bf16Rows, BoundaryError, GateUp, LogicalIds, MxFp8Rows, debug
+from moe_typed import Bf16ExpertWeights, Bf16Rows, BoundaryError, GateUp, LogicalIds, MxFp8Rows, debug
 from moe_typed.dispatchers import AscendTPDispatcher, Sorted, as_int8, as_mxfp8, as_they_are, as_they_are_v1
-from moe_typed.formats import Fp16Rows, Int4TokenRows, Int8TokenRows, ModelSlimW4A4ExpertWeights, ModelSlimW4A4PackedExpertWeights, MxFp8PairRows
+from moe_typed.formats import (
+    Fp16Rows,
+    GateUpOrder,
+    Int4TokenRows,
+    Int8TokenRows,
+    ModelSlimW4A4ExpertWeights,
+    ModelSlimW4A4PackedExpertWeights,
+    ModelSlimW4A8ExpertWeights,
+    MxFp8PairRows,
+)
 from moe_typed.formats.int4 import pack_bytes
 from moe_typed.routing import Routing, Settled
 from moe_typed.runners import SiluAndMul, UnsupportedError
@@ -49,17 +58,24 @@ from moe_typed.stages import (
 )
 from tests.emulation.ascend.misuse import Device, EmulatedMisuse, Reason
 from tests.emulation.ascend.ops import EmulatedAscendOps
+from tests.ops.support import ints
 from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, dense, emulated, error, expected, experts_of, randn, routing
 
 ROWS = Bf16Rows(randn(3, 12, HIDDEN).bfloat16())
 
 
-def ints(*values: int) -> Tensor:
+def int64(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
 def index(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
+
+
+def w4a8(name: str = "w4a8") -> ModelSlimW4A8ExpertWeights[GateUpOrder]:
+    weights = SCHEMES[name].weights()
+    assert isinstance(weights, ModelSlimW4A8ExpertWeights)
+    return weights
 
 
 class Test1IndexOrder:
@@ -86,35 +102,35 @@ class Test1IndexOrder:
 class Test2GroupListKind:
     def test_counts_are_no_ends(self) -> None:
         with debug("values"), pytest.raises(BoundaryError, match="falls from one expert to the next"):
-            GroupEnds(ints(3, 0, 2))
+            GroupEnds(int64(3, 0, 2))
 
     def test_ends_are_no_counts_of_these_rows(self) -> None:
         with debug("values"), pytest.raises(BoundaryError, match="are of 15 rows, but there are 12"):
-            AscendRowsInput(ROWS, GroupCounts(ints(1, 2, 12)), torch.bfloat16)
+            AscendRowsInput(ROWS, GroupCounts(int64(1, 2, 12)), torch.bfloat16)
 
     @pytest.mark.parametrize(
-        "groups", [GroupCounts(ints(3, 0, 2, 0)), GroupEnds(ints(3, 3, 5, 5)), GroupPairs(torch.tensor([[0, 3], [2, 2], [0, 0], [9, 9]]))]
+        "groups", [GroupCounts(int64(3, 0, 2, 0)), GroupEnds(int64(3, 3, 5, 5)), GroupPairs(torch.tensor([[0, 3], [2, 2], [0, 0], [9, 9]]))]
     )
     def test_each_becomes_the_other(self, groups: AnyGroupList) -> None:
-        assert groups.counted().counts.tolist() == [3, 0, 2, 0]
-        assert groups.ended().ends.tolist() == [3, 3, 5, 5]
-        assert groups.total().tolist() == [5]
+        assert ints(groups.counted().counts) == [3, 0, 2, 0]
+        assert ints(groups.ended().ends) == [3, 3, 5, 5]
+        assert ints(groups.total()) == [5]
         assert groups.num_groups == 4
-        assert groups.experts_of_rows(7).tolist() == [0, 0, 0, 2, 2, -1, -1]
+        assert ints(groups.experts_of_rows(7)) == [0, 0, 0, 2, 2, -1, -1]
 
     def test_pairs_that_fill_the_list_have_no_end(self) -> None:
-        assert GroupPairs(torch.tensor([[0, 3], [1, 2]])).counted().counts.tolist() == [3, 2]
+        assert ints(GroupPairs(torch.tensor([[0, 3], [1, 2]])).counted().counts) == [3, 2]
 
 
 class Test3DefaultsOfTheGroupListType:
     def test_the_number_follows_from_the_class(self) -> None:
-        counts, ends, pairs = ints(3, 2), ints(3, 5), torch.tensor([[0, 3], [1, 2]])
+        counts, ends, pairs = int64(3, 2), int64(3, 5), torch.tensor([[0, 3], [1, 2]])
         assert told(GroupCounts(counts)) == (counts, GroupListType.COUNT)
         assert told(GroupEnds(ends)) == (ends, GroupListType.CUMSUM)
         assert told(GroupPairs(pairs)) == (pairs, GroupListType.PAIRS)
 
     def test_one_count_is_told_as_cumulative(self) -> None:
-        one = ints(5)
+        one = int64(5)
         assert told(GroupCounts(one)) == (one, GroupListType.CUMSUM)
 
 
@@ -128,23 +144,23 @@ def test_4_the_device_decides_the_kind() -> None:
 
 class Test5And6W4A8:
     def test_the_correction_is_eight_times_the_sum_of_weights(self) -> None:
-        weights = SCHEMES["w4a8"].weights()
-        up, down = w4a8_operands(weights, emulated())  # type: ignore[arg-type]
+        weights = w4a8()
+        up, down = w4a8_operands(weights, emulated())
         for operand, matrix in ((up, weights.dequantize_w13), (down, weights.dequantize_w2)):
             wanted = torch.stack([8 * matrix(expert).sum(1) for expert in range(EXPERTS)])
             torch.testing.assert_close(operand.correction, wanted, rtol=1e-4, atol=1e-5)
 
     def test_a_checkpoint_s_own_is_taken(self) -> None:
-        with_its_own, computed = (w4a8_operands(SCHEMES[name].weights(), emulated()) for name in ("w4a8 corrected", "w4a8"))  # type: ignore[arg-type]
+        with_its_own, computed = (w4a8_operands(w4a8(name), emulated()) for name in ("w4a8 corrected", "w4a8"))
         for mine, other in zip(with_its_own, computed, strict=True):
             torch.testing.assert_close(mine.correction, other.correction, rtol=1e-4, atol=1e-5)
 
     def test_without_it_the_result_is_another(self) -> None:
         ops = EmulatedAscendOps("faithful")
-        weights = SCHEMES["w4a8"].weights()
-        up, _ = w4a8_operands(weights, ops)  # type: ignore[arg-type]
+        weights = w4a8()
+        up, _ = w4a8_operands(weights, ops)
         bare = W4A8Operand(up.words, up.scale, torch.zeros_like(up.correction), up.layout)
-        groups = GroupCounts(ints(12, 0, 0, 0, 0, 0))
+        groups = GroupCounts(int64(12, 0, 0, 0, 0, 0))
         found = [W4A8Matmul(ops, operand).multiply(DynamicInt8Quant(ops).quantise(ROWS), groups, torch.bfloat16).data for operand in (up, bare)]
         wanted = ROWS.data.float() @ weights.dequantize_w13(0).T
         assert error(found[0], wanted) < 0.02
@@ -152,8 +168,8 @@ class Test5And6W4A8:
 
     def test_every_kind_of_list_comes_to_it_as_counts(self) -> None:
         ops = emulated()
-        up, _ = w4a8_operands(SCHEMES["w4a8"].weights(), ops)  # type: ignore[arg-type]
-        lists = (GroupCounts(ints(5, 0, 7, 0, 0, 0)), GroupEnds(ints(5, 5, 12, 12, 12, 12)))
+        up, _ = w4a8_operands(w4a8(), ops)
+        lists = (GroupCounts(int64(5, 0, 7, 0, 0, 0)), GroupEnds(int64(5, 5, 12, 12, 12, 12)))
         one, other = (W4A8Matmul(ops, up).multiply(DynamicInt8Quant(ops).quantise(ROWS), groups, torch.bfloat16).data for groups in lists)
         assert torch.equal(one, other)
 
@@ -217,9 +233,9 @@ class Test11RowsInAnotherFormat:
 
     def test_the_projections_refuse_again(self) -> None:
         ops = emulated()
-        up, _ = w4a8_operands(SCHEMES["w4a8"].weights(), ops)  # type: ignore[arg-type]
+        up, _ = w4a8_operands(w4a8(), ops)
         int4 = Int4TokenRows(torch.zeros(2, HIDDEN // 8, dtype=torch.int32), torch.ones(2))
-        groups = GroupCounts(ints(2, 0, 0, 0, 0, 0))
+        groups = GroupCounts(int64(2, 0, 0, 0, 0, 0))
         with pytest.raises(BoundaryError, match=r"W4A8Matmul takes Bf16Rows \| Fp16Rows \| Int8TokenRows"):
             QuantisedProjection(DynamicInt8Quant(ops), W4A8Matmul(ops, up)).project(int4, groups, torch.bfloat16)  # type: ignore[arg-type]
         with pytest.raises(BoundaryError, match="W4A8Matmul takes Int8TokenRows"):
@@ -255,7 +271,7 @@ class Test14DtypeOfTheModel:
     def test_the_products_make_half_precision_alone(self) -> None:
         experts = experts_of(SCHEMES["w4a4"].weights(), emulated())
         with pytest.raises(UnsupportedError, match=r"make bfloat16 and float16 rows, not torch\.float32"):
-            experts.runner.run(AscendRowsInput(ROWS, GroupCounts(ints(12, 0, 0, 0, 0, 0)), torch.float32))  # type: ignore[arg-type]
+            experts.runner.run(AscendRowsInput(ROWS, GroupCounts(int64(12, 0, 0, 0, 0, 0)), torch.float32))  # type: ignore[arg-type]
 
 
 class Test17UndefinedTails:
@@ -264,7 +280,7 @@ class Test17UndefinedTails:
         origin = Routing(torch.zeros(12, 1, dtype=torch.int32), torch.ones(12, 1), LogicalIds, 2, Settled(), True, 12)
         order = RowMajorIndex(torch.arange(12, dtype=torch.int32))
         with debug("values"), pytest.raises(BoundaryError, match="are of 11 rows, but 12 results are read"):
-            AscendTPCombineInput(results, GroupCounts(ints(5, 6)), order, origin, torch.bfloat16, handle)
+            AscendTPCombineInput(results, GroupCounts(int64(5, 6)), order, origin, torch.bfloat16, handle)
         handle.discard("the test ends")
 
     def test_scales_of_undefined_rows_are_not_looked_at(self) -> None:
@@ -272,9 +288,9 @@ class Test17UndefinedTails:
         scale[7:] = torch.nan
         rows = Int8TokenRows(torch.zeros(12, HIDDEN, dtype=torch.int8), scale)
         with debug("values"):
-            AscendRowsInput(rows, GroupCounts(ints(3, 4)), torch.bfloat16)
+            AscendRowsInput(rows, GroupCounts(int64(3, 4)), torch.bfloat16)
             with pytest.raises(BoundaryError, match="holds an infinity or a NaN"):
-                AscendRowsInput(rows, GroupCounts(ints(3, 5)), torch.bfloat16)
+                AscendRowsInput(rows, GroupCounts(int64(3, 5)), torch.bfloat16)
 
 
 class Test18MinusOneInAnIndex:
@@ -292,7 +308,7 @@ class Test18MinusOneInAnIndex:
         routed = RangeInitRouting(ops, Bf16Rows, 2, 2).route(ROWS, routes.topk_ids, EXPERTS)
         here = (routes.topk_ids >= 2) & (routes.topk_ids < 4)
         assert torch.equal(routed.index.rows.view(12, 3) >= 0, here)
-        assert routed.groups.counts.tolist() == [int((routes.topk_ids == expert).sum()) for expert in (2, 3)]
+        assert ints(routed.groups.counts) == [int((routes.topk_ids == expert).sum()) for expert in (2, 3)]
         found = FinalizeSparse(ops).finalize(routed.payload.data, routes.topk_weights.bfloat16(), routed.index)
         wanted = torch.where(here, routes.topk_weights, 0.0).sum(1, keepdim=True) * ROWS.data.float()
         assert error(found, wanted) < 0.006
@@ -301,7 +317,7 @@ class Test18MinusOneInAnIndex:
 def test_20_every_default_is_said() -> None:
     """The operator's own would activate the right half, and quantise without a scale."""
     ops, joined = emulated(), randn(5, 6, 2 * HIDDEN).bfloat16()
-    found = SwigluQuant(ops).activate(JoinedRows(Bf16Rows(joined), GateUp), GroupCounts(ints(6)))
+    found = SwigluQuant(ops).activate(JoinedRows(Bf16Rows(joined), GateUp), GroupCounts(int64(6)))
     left, right = joined.float().chunk(2, 1)
     assert error(found.dequantize(), torch.nn.functional.silu(left) * right) < 0.02
 
@@ -325,8 +341,9 @@ class Test22ScalesInPairs:
 
 class Test23PhysicalFormat:
     def test_a_dense_weight_is_cast_before_it_is_turned(self) -> None:
-        weights = SCHEMES["bf16"].weights()
-        up, _ = bf16_operands(weights, emulated())  # type: ignore[arg-type]
+        w13, w2 = dense()
+        weights = Bf16ExpertWeights(w13.bfloat16(), w2.bfloat16(), GateUp)
+        up, _ = bf16_operands(weights, emulated())
         assert up.layout is AclFormat.FRACTAL_NZ
         assert up.weight.stride()[-2:] == (1, up.weight.shape[-2])  # transposed, as the products find out by strides
         assert torch.equal(up.weight.transpose(1, 2), weights.w13)
