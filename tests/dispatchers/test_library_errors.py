@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import Bf16Rows, MxFp8Rows, bf16_as_is
+from moe_typed import Bf16Rows, MxFp8Rows, bf16_as_is, from_topk
 from moe_typed.dispatchers import (
     LL_BF16,
     LL_FP8,
@@ -24,7 +24,7 @@ from moe_typed.dispatchers import (
 )
 from moe_typed.dispatchers.wire import from_words, in_words, zero_row
 from moe_typed.formats import Fp8Block128Rows, Fp8Block128SlabRows, Payload, quantize_mxfp4, quantize_mxfp8
-from moe_typed.routing import PhysicalIds, fill_nowhere, in_order
+from moe_typed.routing import fill_nowhere, in_order
 from tests.dispatchers.support import CAPACITY, LOCAL, NARROW, WIDE, batch, mori_op, residence_of, spread_of
 from tests.emulation.hazards import EmulatedMisuse, poison_mask
 from tests.emulation.mooncake import EmulatedMooncakeBuffer
@@ -237,9 +237,9 @@ def test_a_library_that_fails_in_dispatch_leaves_a_pair_to_be_reset() -> None:
     rows, routing = batch("full", 0, LOCAL, NARROW)
     routes = fill_nowhere(in_order(routing))
     op.config.max_num_inp_token_per_rank = 99  # the dispatcher lets through what the arena cannot hold
-    many = Bf16Rows(rows.data.repeat(CAPACITY, 1))
+    ids, topk_weights = (part.repeat(CAPACITY, 1) for part in (routing.topk_ids, routing.topk_weights))
     with pytest.raises(EmulatedMisuse):
-        dispatcher.dispatch(many, routes.moved(routes.topk_ids[:1], routes.topk_weights[:1], PhysicalIds, LOCAL))
+        dispatcher.dispatch(Bf16Rows(rows.data.repeat(CAPACITY, 1)), fill_nowhere(in_order(from_topk(ids, topk_weights, LOCAL))))
     with pytest.raises(ArenaError, match="reset the dispatcher on every rank"):
         dispatcher.dispatch(rows, routes)
     dispatcher.reset()
