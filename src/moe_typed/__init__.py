@@ -47,7 +47,17 @@ from .routing import (
     from_topk,
     localize,
 )
-from .runners import MxFp4Layout, SiluAndMul, SwigluOai, UnsupportedError, load_aiter, prepare_aiter, prepare_aiter_fnuz, prepare_reference
+from .runners import (
+    MxFp4Layout,
+    SiluAndMul,
+    SwigluOai,
+    UnsupportedError,
+    load_aiter,
+    prepare_aiter,
+    prepare_aiter_fnuz,
+    prepare_ascend,
+    prepare_reference,
+)
 from .stages import CombineInput, DispatchOutput, StandardCombineInput, StandardDispatchOutput
 
 __version__ = "0.1.0"
@@ -109,6 +119,7 @@ __all__ = [
     "localize",
     "prepare_aiter",
     "prepare_aiter_fnuz",
+    "prepare_ascend",
     "prepare_reference",
     "quantize_fp8_block128",
     "quantize_mxfp8",

@@ -28,6 +28,7 @@ from .aiter import (
     prepare_aiter,
     prepare_aiter_fnuz,
 )
+from .ascend import AnyAscendWeights, AscendCheckpoint, AscendRunner, AscendSlicedRunner, prepare_ascend, prepare_ascend_fp16, prepare_ascend_gguf
 from .base import PreparedWeights, Runner, UnsupportedError
 from .reference import (
     AnyReferenceWeights,
@@ -58,7 +59,11 @@ __all__ = [
     "AiterRunner",
     "AnyAiterFnuzWeights",
     "AnyAiterWeights",
+    "AnyAscendWeights",
     "AnyReferenceWeights",
+    "AscendCheckpoint",
+    "AscendRunner",
+    "AscendSlicedRunner",
     "GatedActivation",
     "GeluAndMul",
     "GeluTanhAndMul",
@@ -90,6 +95,9 @@ __all__ = [
     "load_aiter",
     "prepare_aiter",
     "prepare_aiter_fnuz",
+    "prepare_ascend",
+    "prepare_ascend_fp16",
+    "prepare_ascend_gguf",
     "prepare_reference",
     "reference_experts",
 ]

@@ -12,12 +12,12 @@ from moe_typed.formats import GateUpOrder, Int8ChannelExpertWeights
 from moe_typed.formats.int4 import pack_bytes, pack_words, unpack_bytes, unpack_words
 from moe_typed.runners import UnsupportedError
 from moe_typed.runners.acceptance import ACCEPTANCE, RunnerName
-from moe_typed.runners.ascend import prepare_ascend, prepare_ascend_as, prepare_ascend_fp16, prepare_ascend_gguf
+from moe_typed.runners.ascend import ASCEND_ACTIVATIONS, prepare_ascend, prepare_ascend_as, prepare_ascend_fp16, prepare_ascend_gguf
 from moe_typed.runners.ascend.ops import AclFormat
 from moe_typed.runners.ascend.weights.operands import W4A16Operand
 from moe_typed.runners.ascend.weights.whole import shard_gguf
 from moe_typed.stages import OneRank
-from tests.runners.ascend.support import EXPERTS, HIDDEN, INTER, SCHEMES, Weights, dense, emulated, prepare
+from tests.runners.ascend.support import ACTIVATIONS, EXPERTS, HIDDEN, INTER, SCHEMES, Weights, dense, emulated, prepare
 
 every_scheme = pytest.mark.parametrize("name", SCHEMES)
 every_order = pytest.mark.parametrize("order", [GateUp, UpGate, Interleaved])
@@ -111,6 +111,10 @@ def test_biases_that_a_product_can_add_are_added_in_the_dtype_that_it_wants() ->
     assert prepared.up.bias is not None
     assert prepared.up.bias.dtype == torch.float32
     assert prepared.up.bias[0, 0] == INTER  # gate's first, which stood in the second half
+
+
+def test_the_activations_that_a_plan_is_told_of_are_those_that_have_a_component() -> None:
+    assert {activation.name for activation in ACTIVATIONS} == set(ASCEND_ACTIVATIONS)
 
 
 class TestGguf:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from ...formats import GateUp, Int8TokenRows
-from ..activations import Activation, GeluAndMul, SiluAndMul, SwigluOai, SwigluStep
+from ..activations import Activation, GeluAndMul, GeluTanhAndMul, SiluAndMul, SwigluClamped, SwigluOai, SwigluStep
 from ..base import UnsupportedError
 from .components.activation import (
     AscendActivation,
@@ -21,7 +21,9 @@ from .components.activation import (
 from .components.rows import HalfRows
 from .library import AscendLibrary
 
-ASCEND_ACTIVATIONS: Final = (SiluAndMul.name, SwigluOai.name, SwigluStep.name, GeluAndMul.name)
+_SILU_ALPHA: Final = 1.0  # g * sigmoid(g) is silu
+
+ASCEND_ACTIVATIONS: Final = (SiluAndMul.name, SwigluOai.name, SwigluStep.name, SwigluClamped.name, GeluAndMul.name, GeluTanhAndMul.name)
 """The names of the activations that the Ascend runner does; mxfp8 weights do the first alone."""
 
 
@@ -35,8 +37,12 @@ def half_activation(library: AscendLibrary, activation: Activation) -> AscendAct
             return ClippedSwiglu(ops, GateUp, alpha, limit) if extension is None else SortedSwigluOai(extension, alpha, limit)
         case SwigluStep(limit=limit):
             return StepSwiglu(limit) if extension is None else SortedSwiglu(extension, limit)
+        case SwigluClamped(limit=limit):
+            return ClippedSwiglu(ops, GateUp, _SILU_ALPHA, limit, shift=0.0)
         case GeluAndMul():
             return GeluAndMulHalves()
+        case GeluTanhAndMul():
+            return GeluAndMulHalves(tanh=True)
         case _:
             raise refuse_activation(activation)
 
@@ -49,6 +55,8 @@ def int8_activation(library: AscendLibrary, activation: Activation) -> AscendAct
             return SwigluQuant(ops) if extension is None else SortedSwigluQuant(extension)
         case SwigluOai(alpha=alpha, limit=limit):
             return ClippedSwigluQuant(ops, GateUp, alpha, limit) if extension is None else SortedSwigluOaiQuant(extension, alpha, limit)
+        case SwigluClamped(limit=limit):
+            return ClippedSwigluQuant(ops, GateUp, _SILU_ALPHA, limit, shift=0.0)
         case SwigluStep(limit=limit) if extension is not None:
             return SortedSwigluQuant(extension, limit)
         case _:

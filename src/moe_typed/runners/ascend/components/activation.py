@@ -21,7 +21,7 @@ from .rows import HalfRows, half_rows
 O = TypeVar("O", bound=GateUpOrder)  # noqa: E741 - invariant: columns in one order are in no other
 Q_co = TypeVar("Q_co", bound=Payload, covariant=True)
 
-_OAI_SHIFT: Final = 1.0  # gpt-oss adds one to up
+OAI_SHIFT: Final = 1.0  # gpt-oss adds one to up
 
 
 @final
@@ -70,15 +70,15 @@ class SwigluQuant(AscendActivation[GateUp, Int8TokenRows]):
 
 @final
 class ClippedSwiglu(AscendActivation[O, HalfRows]):
-    """``npu_clipped_swiglu``: g * sigmoid(alpha * g) * (u + 1), with g = min(gate, limit) and u = clamp(up, -limit, limit); either order."""
+    """``npu_clipped_swiglu``: g * sigmoid(alpha * g) * (u + shift), g = min(gate, limit), u = clamp(up, -limit, limit); either order."""
 
-    def __init__(self, ops: AscendOps, order: type[O], alpha: float, limit: float) -> None:
-        self._ops, self._alpha, self._limit = ops, alpha, limit
+    def __init__(self, ops: AscendOps, order: type[O], alpha: float, limit: float, shift: float = OAI_SHIFT) -> None:
+        self._ops, self._alpha, self._limit, self._shift = ops, alpha, limit, shift
         self._interleaved = is_interleaved(order)
 
     @override
     def activate(self, joined: JoinedRows[O], groups: AnyGroupList) -> HalfRows:
-        data = self._ops.npu_clipped_swiglu(joined.rows.data, alpha=self._alpha, limit=self._limit, bias=_OAI_SHIFT, interleaved=self._interleaved)
+        data = self._ops.npu_clipped_swiglu(joined.rows.data, alpha=self._alpha, limit=self._limit, bias=self._shift, interleaved=self._interleaved)
         return half_rows(data)
 
 
@@ -86,8 +86,8 @@ class ClippedSwiglu(AscendActivation[O, HalfRows]):
 class ClippedSwigluQuant(AscendActivation[O, Int8TokenRows]):
     """The same formula by ``npu_dequant_swiglu_quant``, and int8."""
 
-    def __init__(self, ops: AscendOps, order: type[O], alpha: float, limit: float) -> None:
-        self._ops, self._alpha, self._limit = ops, alpha, limit
+    def __init__(self, ops: AscendOps, order: type[O], alpha: float, limit: float, shift: float = OAI_SHIFT) -> None:
+        self._ops, self._alpha, self._limit, self._shift = ops, alpha, limit, shift
         self._mode = SwigluMode.INTERLEAVED_CLAMPED if is_interleaved(order) else SwigluMode.HALVES_CLAMPED
 
     @override
@@ -99,7 +99,7 @@ class ClippedSwigluQuant(AscendActivation[O, Int8TokenRows]):
             swiglu_mode=self._mode,
             clamp_limit=self._limit,
             glu_alpha=self._alpha,
-            glu_bias=_OAI_SHIFT,
+            glu_bias=self._shift,
         )
         return Int8TokenRows(data, scale)
 
@@ -119,12 +119,15 @@ class StepSwiglu(AscendActivation[GateUp, HalfRows]):
 
 @final
 class GeluAndMulHalves(AscendActivation[GateUp, HalfRows]):
-    """gelu(gate) * up, of torch's own operators; the exact gelu, by the error function."""
+    """gelu(gate) * up, of torch's own operators: the exact gelu, by the error function, or the one that is approximated by tanh."""
+
+    def __init__(self, *, tanh: bool = False) -> None:
+        self._approximate = "tanh" if tanh else "none"
 
     @override
     def activate(self, joined: JoinedRows[GateUp], groups: AnyGroupList) -> HalfRows:
         gate, up = GateUp.split(joined.rows.data, -1)
-        return half_rows(torch.nn.functional.gelu(gate) * up)
+        return half_rows(torch.nn.functional.gelu(gate, approximate=self._approximate) * up)
 
 
 @final
