@@ -78,9 +78,10 @@ def test_int8_per_channel_by_a_quantisation_parameter() -> None:
 
 
 def test_mx_blocks_of_32() -> None:
-    x, weight = random(0, ROWS + PADDING, KIN).to(torch.float8_e4m3fn), random(1, E, KIN, N).to(torch.float8_e4m3fn)
-    x_scale = random_ints(2, 120, 130, ROWS + PADDING, KIN // 64, 2, dtype=torch.uint8)
-    w_scale = random_ints(3, 120, 130, E, KIN // 64, N, 2, dtype=torch.uint8)
+    inner = 2 * KIN
+    x, weight = random(0, ROWS + PADDING, inner).to(torch.float8_e4m3fn), random(1, E, inner, N).to(torch.float8_e4m3fn)
+    x_scale = random_ints(2, 120, 130, ROWS + PADDING, inner // 64, 2, dtype=torch.uint8)
+    w_scale = random_ints(3, 120, 130, E, inner // 64, N, 2, dtype=torch.uint8)
     found = multiply(
         EmulatedAscendOps(device=Device.A5),
         x,
@@ -93,8 +94,8 @@ def test_mx_blocks_of_32() -> None:
     )
 
     def formula(row: int, e: int) -> list[float]:
-        values = [float(x[row, k]) * 2.0 ** (int(x_scale[row, k // 64, k // 32 % 2]) - 127) for k in range(KIN)]
-        powers = [[2.0 ** (int(w_scale[e, k // 64, n, k // 32 % 2]) - 127) for n in range(N)] for k in range(KIN)]
+        values = [float(x[row, k]) * 2.0 ** (int(x_scale[row, k // 64, k // 32 % 2]) - 127) for k in range(inner)]
+        powers = [[2.0 ** (int(w_scale[e, k // 64, n, k // 32 % 2]) - 127) for n in range(N)] for k in range(inner)]
         return [sum(v * float(weight[e, k, n]) * powers[k][n] for k, v in enumerate(values)) for n in range(N)]
 
     check(found, formula, 2e-2)
