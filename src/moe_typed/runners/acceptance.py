@@ -54,6 +54,7 @@ from .aiter import (
 from .ascend import (
     AscendBf16Weights,
     AscendFp16Weights,
+    AscendMxFp4A8Weights,
     AscendMxFp8Weights,
     AscendW4A4Weights,
     AscendW4A8Weights,
@@ -136,6 +137,7 @@ ACCEPTANCE: Final = (
     Acceptance(RunnerName.ASCEND, CompressedInt4ExpertWeights, AscendW4A16Weights),
     Acceptance(RunnerName.ASCEND, CompressedInt4ExpertWeights, AscendW4A16Fp16Weights),
     Acceptance(RunnerName.ASCEND, MxFp8ExpertWeights, AscendMxFp8Weights),
+    Acceptance(RunnerName.ASCEND, MxFp4ExpertWeights, AscendMxFp4A8Weights),
     Acceptance(RunnerName.REFERENCE, Bf16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp32ExpertWeights, ReferenceDenseWeights),

@@ -31,9 +31,10 @@ from moe_typed.formats import (
     ModelSlimW4A4ExpertWeights,
     ModelSlimW4A4PackedExpertWeights,
     ModelSlimW4A8ExpertWeights,
+    MxFp4ExpertWeights,
 )
 from moe_typed.formats.int4 import pack_bytes
-from moe_typed.ops.quantize.reference import quantize_mxfp8
+from moe_typed.ops.quantize.reference import quantize_mxfp4, quantize_mxfp8
 from moe_typed.runners import Activation, GeluAndMul, GeluTanhAndMul, SiluAndMul, SwigluClamped, SwigluOai, SwigluStep, reference_experts
 from moe_typed.runners.ascend import AnyAscendWeights, prepare_ascend
 from moe_typed.runners.ascend.ops import AscendExtensionOps
@@ -145,6 +146,13 @@ def mxfp8(order: type[GateUpOrder], w13: Tensor, w2: Tensor) -> Weights:
     return MxFp8ExpertWeights(q13.view(w13.shape), q2.view(w2.shape), s13.view(*w13.shape[:2], -1), s2.view(*w2.shape[:2], -1), order)
 
 
+def mxfp4(order: type[GateUpOrder], w13: Tensor, w2: Tensor) -> Weights:
+    (q13, s13), (q2, s2) = (quantize_mxfp4(part.flatten(0, 1)) for part in (w13, w2))
+    return MxFp4ExpertWeights(
+        q13.view(*w13.shape[:2], -1), q2.view(*w2.shape[:2], -1), s13.view(*w13.shape[:2], -1), s2.view(*w2.shape[:2], -1), order
+    )
+
+
 @attrs.frozen
 class Scheme:
     """A scheme: how weights are made, what may be dispatched, and the largest relative error of a layer.
@@ -177,6 +185,7 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
     "gptq symmetric": Scheme(gptq_symmetric, ("v2",), 0.006),
     "compressed": Scheme(compressed, ("v2",), 0.006),
     "mxfp8": Scheme(mxfp8, ("v2", "mxfp8"), 0.07, only_silu=True, device=Device.A5),
+    "mxfp4": Scheme(mxfp4, ("v2", "mxfp8"), 0.07, device=Device.A5),
 }
 ACTIVATIONS: Final[tuple[Activation, ...]] = (
     SiluAndMul(),

@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from moe_typed import Bf16Rows, GateUp, Interleaved, SiluAndMul, UpGate, debug
+from moe_typed import Bf16Rows, Experts, GateUp, Interleaved, SiluAndMul, UpGate, debug
 from moe_typed.dispatchers import AscendTPDispatcher, as_they_are
-from moe_typed.formats import GateUpOrder
+from moe_typed.formats import GateUpOrder, MxFp4ExpertWeights
 from moe_typed.runners import Activation
+from moe_typed.runners.ascend import prepare_ascend_mxfp4
 from moe_typed.stages import OneRank, PartialResult
 from tests.emulation.ascend.extension import EmulatedAscendExtensionOps
+from tests.emulation.ascend.misuse import Device
 from tests.runners.ascend.support import ACTIVATIONS, HIDDEN, SCHEMES, Scheme, emulated, error, expected, experts_of, randn, routing, wire
 
 every_scheme = pytest.mark.parametrize("name", SCHEMES)
@@ -87,3 +89,15 @@ def test_no_rows_call_no_operator(name: str) -> None:
             layer = AscendTPDispatcher(wire(wire_name, scheme.rows, ops)).then(experts)
             output = layer(scheme.rows(torch.empty(0, HIDDEN, dtype=scheme.rows.format.data_dtype)), routing(0, 2)).hidden_states
         assert (output.shape, output.dtype) == ((0, HIDDEN), scheme.rows.format.data_dtype)
+
+
+@pytest.mark.parametrize("activation", [SiluAndMul(), ACTIVATIONS[1]], ids=lambda activation: activation.name)
+def test_mxfp4_rows_of_mxfp4_weights(activation: Activation) -> None:
+    """Both are rounded to eight levels either side of zero."""
+    weights, ops = SCHEMES["mxfp4"].weights(), emulated(Device.A5)
+    assert isinstance(weights, MxFp4ExpertWeights)
+    rows, routes = Bf16Rows(randn(3, 33, HIDDEN).bfloat16()), routing(33, 3)
+    with debug("strict"):
+        experts = Experts(prepare_ascend_mxfp4(weights, ops), activation)
+        output = AscendTPDispatcher(as_they_are(Bf16Rows, ops)).then(experts)(rows, routes).hidden_states
+    assert 0 < error(output, expected(rows.data, routes, weights, activation)) < 0.25

@@ -1,12 +1,22 @@
 """The Ascend runner, and the weights prepared for it. Importing this imports no torch_npu: ``prepare_ascend`` does, unless it is given operators."""
 
 from .activations import ASCEND_ACTIVATIONS
-from .prepare import AnyAscendWeights, AscendCheckpoint, prepare_ascend, prepare_ascend_as, prepare_ascend_fp16, prepare_ascend_gguf
+from .prepare import (
+    AnyAscendWeights,
+    AscendCheckpoint,
+    prepare_ascend,
+    prepare_ascend_as,
+    prepare_ascend_fp16,
+    prepare_ascend_gguf,
+    prepare_ascend_mxfp4,
+)
 from .runner import AscendRunner, AscendSlicedRunner
 from .weights.prepared import (
     AscendBf16Weights,
     AscendFp16Weights,
     AscendGgufWeights,
+    AscendMxFp4A4Weights,
+    AscendMxFp4A8Weights,
     AscendMxFp8Weights,
     AscendW4A4Weights,
     AscendW4A8Weights,
@@ -23,6 +33,8 @@ __all__ = [
     "AscendCheckpoint",
     "AscendFp16Weights",
     "AscendGgufWeights",
+    "AscendMxFp4A4Weights",
+    "AscendMxFp4A8Weights",
     "AscendMxFp8Weights",
     "AscendRunner",
     "AscendSlicedRunner",
@@ -36,4 +48,5 @@ __all__ = [
     "prepare_ascend_as",
     "prepare_ascend_fp16",
     "prepare_ascend_gguf",
+    "prepare_ascend_mxfp4",
 ]

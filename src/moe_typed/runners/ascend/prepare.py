@@ -15,6 +15,7 @@ from ...formats import (
     ModelSlimW4A4ExpertWeights,
     ModelSlimW4A4PackedExpertWeights,
     ModelSlimW4A8ExpertWeights,
+    MxFp4ExpertWeights,
     MxFp8ExpertWeights,
 )
 from ...stages import TensorParallel
@@ -25,6 +26,8 @@ from .weights.prepared import (
     AscendBf16Weights,
     AscendFp16Weights,
     AscendGgufWeights,
+    AscendMxFp4A4Weights,
+    AscendMxFp4A8Weights,
     AscendMxFp8Weights,
     AscendW4A4Weights,
     AscendW4A8Weights,
@@ -33,7 +36,7 @@ from .weights.prepared import (
     AscendW8A8Fp16Weights,
     AscendW8A8Weights,
 )
-from .weights.whole import bf16_operands, fp16_operands, gguf_operands, mxfp8_operands, shard_gguf, w8a8_operands
+from .weights.whole import bf16_operands, fp16_operands, gguf_operands, mxfp4_operands, mxfp8_operands, shard_gguf, w8a8_operands
 
 W4A16Checkpoint: TypeAlias = AwqExpertWeights[GateUpOrder] | GptqExpertWeights[GateUpOrder] | CompressedInt4ExpertWeights[GateUpOrder]
 W4A4Checkpoint: TypeAlias = ModelSlimW4A4ExpertWeights[GateUpOrder] | ModelSlimW4A4PackedExpertWeights[GateUpOrder]
@@ -45,9 +48,17 @@ AscendCheckpoint: TypeAlias = (
     | W4A4Checkpoint
     | W4A16Checkpoint
     | MxFp8ExpertWeights[GateUpOrder]
+    | MxFp4ExpertWeights[GateUpOrder]
 )
 AnyAscendWeights: TypeAlias = (
-    AscendBf16Weights | AscendFp16Weights | AscendW8A8Weights | AscendW4A8Weights | AscendW4A4Weights | AscendW4A16Weights | AscendMxFp8Weights
+    AscendBf16Weights
+    | AscendFp16Weights
+    | AscendW8A8Weights
+    | AscendW4A8Weights
+    | AscendW4A4Weights
+    | AscendW4A16Weights
+    | AscendMxFp8Weights
+    | AscendMxFp4A8Weights
 )
 
 
@@ -75,6 +86,10 @@ def prepare_ascend(weights: W4A16Checkpoint, ops: AscendOps | None = None, exten
 def prepare_ascend(
     weights: MxFp8ExpertWeights[GateUpOrder], ops: AscendOps | None = None, extension: AscendExtensionOps | None = None
 ) -> AscendMxFp8Weights: ...
+@overload
+def prepare_ascend(
+    weights: MxFp4ExpertWeights[GateUpOrder], ops: AscendOps | None = None, extension: AscendExtensionOps | None = None
+) -> AscendMxFp4A8Weights: ...
 def prepare_ascend(weights: AscendCheckpoint, ops: AscendOps | None = None, extension: AscendExtensionOps | None = None) -> AnyAscendWeights:
     """Return weights as the Ascend runner takes them, for a bf16 model where the weights do not say (``prepare_ascend_fp16`` for an fp16 one).
 
@@ -106,6 +121,9 @@ def prepare_ascend(weights: AscendCheckpoint, ops: AscendOps | None = None, exte
         case MxFp8ExpertWeights():
             library = library_of(ops, extension)
             return AscendMxFp8Weights(library, *mxfp8_operands(weights, library.ops))
+        case MxFp4ExpertWeights():
+            library = library_of(ops, extension)
+            return AscendMxFp4A8Weights(library, *mxfp4_operands(weights, library.ops))
         case _:
             raise TypeError(f"prepare_ascend takes expert weights in checkpoint layout; got {type(weights).__qualname__}")
 
@@ -132,6 +150,14 @@ def prepare_ascend_fp16(
             return AscendW4A16Fp16Weights(library_of(ops, extension), *compressed_operands(weights, torch.float16))
         case _:
             raise TypeError(f"prepare_ascend_fp16 takes int8 and int4 weights in checkpoint layout; got {type(weights).__qualname__}")
+
+
+def prepare_ascend_mxfp4(
+    weights: MxFp4ExpertWeights[GateUpOrder], ops: AscendOps | None = None, extension: AscendExtensionOps | None = None
+) -> AscendMxFp4A4Weights:
+    """Return mxfp4 weights for mxfp4 rows; ``prepare_ascend`` makes them for mxfp8 rows, which lose less. Raises: as ``prepare_ascend``."""
+    library = library_of(ops, extension)
+    return AscendMxFp4A4Weights(library, *mxfp4_operands(weights, library.ops))
 
 
 def prepare_ascend_as(

@@ -13,7 +13,7 @@ from ..base import refuse_payload
 from .components.activation import AscendActivation, JoinedRows
 from .components.hidden_states_quant import HiddenStatesQuant
 from .components.matmul import GroupedMatmul
-from .components.rows import HalfRows, told
+from .components.rows import HalfRows, told, without_pairs
 from .ops import AscendOps, FusedDequant, FusedQuant, NpuDtype
 from .weights.operands import MxFp8Operand
 
@@ -101,7 +101,7 @@ class FusedMxSwiglu(UpStage[HalfRows | MxFp8PairRows, MxFp8PairRows]):
     @override
     def run(self, rows: HalfRows | MxFp8PairRows, groups: AnyGroupList, out_dtype: torch.dtype) -> MxFp8PairRows:
         quantised = rows if isinstance(rows, MxFp8PairRows) else self.quant.quantise(rows)
-        group_list, kind = told(groups)
+        group_list, kind = told(without_pairs(groups))
         data, scale = self.ops.npu_grouped_matmul_swiglu_quant_v2(
             quantised.data,
             [self.operand.weight],

@@ -45,7 +45,8 @@ from .init_routing import (
     RangeInitRouting,
     RoutedRows,
 )
-from .matmul import DenseMatmul, GroupedMatmul, MxFp8Matmul, W4A4Matmul, W4A8Matmul, W4A16Matmul, W8A8Matmul
+from .matmul import DenseMatmul, GroupedMatmul, W4A4Matmul, W4A8Matmul, W4A16Matmul, W8A8Matmul
+from .matmul_mx import MxFp4A8Matmul, MxFp4Matmul, MxFp8Matmul
 
 __all__ = [
     "AllGatheredActivation",
@@ -73,6 +74,8 @@ __all__ = [
     "InitRoutingV2MxFp8",
     "InitRoutingV2On310P",
     "JoinedRows",
+    "MxFp4A8Matmul",
+    "MxFp4Matmul",
     "MxFp8Matmul",
     "NoQuant",
     "PairScales",

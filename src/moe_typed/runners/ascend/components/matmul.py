@@ -1,23 +1,21 @@
 """Grouped products, a class a scheme: rows times the matrix of their expert. Scales come with the rows and the weights that they belong to."""
 
 from abc import ABC, abstractmethod
-from typing import Final, Generic, TypeVar, final
+from typing import Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ....formats import Int4TokenRows, Int8TokenRows, MxFp8PairRows, Payload
-from ....stages import AnyGroupList, GroupCounts, GroupPairs
+from ....formats import Int4TokenRows, Int8TokenRows, Payload
+from ....stages import AnyGroupList, GroupCounts
 from ...base import UnsupportedError
 from ..ops import AscendOps, GroupAxis, GroupListType, NpuDtype, SplitItem
-from ..weights.operands import Bf16Operand, Fp16Operand, MxFp8Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Operand
+from ..weights.operands import Bf16Operand, Fp16Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Operand
 from ..weights.scales import Bf16ChannelScale
-from .rows import HalfRows, half_class, half_rows, told
+from .rows import HalfRows, half_class, half_rows, told, without_pairs
 
 P = TypeVar("P", bound=Payload)
-
-_E8M0: Final = NpuDtype.FLOAT8_E8M0FNU  # the number alone is taken: torch's own dtype is refused here
 
 
 class GroupedMatmul(ABC, Generic[P]):
@@ -41,7 +39,7 @@ class GroupedMatmul(ABC, Generic[P]):
         """
 
 
-def _product(
+def product(
     ops: AscendOps,
     data: Tensor,
     weight: Tensor,
@@ -51,27 +49,32 @@ def _product(
     bias: Tensor | None = None,
     scale: Tensor | None = None,
     row_scale: Tensor | None = None,
-    antiquant: tuple[Tensor, Tensor] | None = None,
+    antiquant: tuple[Tensor, Tensor | None] | None = None,
     scale_dtype: NpuDtype | None = None,
+    row_scale_dtype: NpuDtype | None = None,
+    rows_dtype: NpuDtype | None = None,
+    weight_dtype: NpuDtype | None = None,
 ) -> HalfRows:
+    """Return the product of one tensor of rows with one of matrices, whose rows are split by the groups."""
     half_class(out_dtype)
-    # pairs are for int8 by int8 alone (CANN ops-transformer)
-    group_list, kind = told(groups if data.dtype == torch.int8 or not isinstance(groups, GroupPairs) else groups.counted())
+    group_list, kind = told(groups if data.dtype == torch.int8 else without_pairs(groups))
     (result,) = ops.npu_grouped_matmul(
         [data],
         [weight],
         bias=_listed(bias),
         scale=_listed(scale),
         antiquant_scale=None if antiquant is None else [antiquant[0]],
-        antiquant_offset=None if antiquant is None else [antiquant[1]],
+        antiquant_offset=None if antiquant is None else _listed(antiquant[1]),
         per_token_scale=_listed(row_scale),
         group_list=group_list,
         split_item=SplitItem.SINGLE,
         group_type=GroupAxis.M,
         group_list_type=kind,
         output_dtype=out_dtype,
+        x_dtype=rows_dtype,
+        weight_dtype=weight_dtype,
         scale_dtype=scale_dtype,
-        per_token_scale_dtype=scale_dtype,
+        per_token_scale_dtype=row_scale_dtype,
     )
     return half_rows(result)
 
@@ -106,7 +109,7 @@ class DenseMatmul(GroupedMatmul[HalfRows]):
     @override
     def multiply(self, rows: HalfRows, groups: AnyGroupList, out_dtype: torch.dtype) -> HalfRows:
         _require(out_dtype, self._operand.weight.dtype, "weights without scales give their own dtype")
-        return _product(self._ops, rows.data, self._operand.weight, groups, out_dtype, bias=self._operand.bias)
+        return product(self._ops, rows.data, self._operand.weight, groups, out_dtype, bias=self._operand.bias)
 
 
 @final
@@ -131,7 +134,7 @@ class W8A8Matmul(GroupedMatmul[Int8TokenRows]):
     def multiply(self, rows: Int8TokenRows, groups: AnyGroupList, out_dtype: torch.dtype) -> HalfRows:
         _require(out_dtype, self._gives, "scales in bf16 go with bf16 results, those in float32 with fp16; prepare the weights for the model's dtype")
         operand = self._operand
-        return _product(self._ops, rows.data, operand.weight, groups, out_dtype, scale=operand.scale.scale, row_scale=rows.scale)
+        return product(self._ops, rows.data, operand.weight, groups, out_dtype, scale=operand.scale.scale, row_scale=rows.scale)
 
 
 @final
@@ -194,7 +197,7 @@ class W4A4Matmul(GroupedMatmul[Int4TokenRows]):
     @override
     def multiply(self, rows: Int4TokenRows, groups: AnyGroupList, out_dtype: torch.dtype) -> HalfRows:
         operand = self._operand
-        return _product(self._ops, rows.data, operand.words, groups, out_dtype, scale=operand.scale.scale, row_scale=rows.scale)
+        return product(self._ops, rows.data, operand.words, groups, out_dtype, scale=operand.scale.scale, row_scale=rows.scale)
 
 
 @final
@@ -220,28 +223,4 @@ class W4A16Matmul(GroupedMatmul[HalfRows]):
         operand = self._operand
         _require(out_dtype, operand.scale.dtype, "rows, scales and results have one dtype")
         antiquant = operand.scale, operand.offset.offset
-        return _product(self._ops, rows.data, operand.words, groups, out_dtype, bias=operand.bias, antiquant=antiquant)
-
-
-@final
-class MxFp8Matmul(GroupedMatmul[MxFp8PairRows]):
-    """Mxfp8 rows and mxfp8 weights (Ascend 950)."""
-
-    def __init__(self, ops: AscendOps, operand: MxFp8Operand) -> None:
-        self._ops, self._operand = ops, operand
-
-    @property
-    @override
-    def accepts(self) -> tuple[type[MxFp8PairRows]]:
-        return (MxFp8PairRows,)
-
-    @property
-    @override
-    def operand(self) -> MxFp8Operand:
-        return self._operand
-
-    @override
-    def multiply(self, rows: MxFp8PairRows, groups: AnyGroupList, out_dtype: torch.dtype) -> HalfRows:
-        operand, ops = self._operand, self._ops
-        scale, row_scale = operand.scale.scale.view(torch.uint8), rows.scale.view(torch.uint8)
-        return _product(ops, rows.data, operand.weight, groups, out_dtype, scale=scale, row_scale=row_scale, scale_dtype=_E8M0)
+        return product(self._ops, rows.data, operand.words, groups, out_dtype, bias=operand.bias, antiquant=antiquant)

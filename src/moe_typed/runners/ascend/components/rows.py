@@ -50,6 +50,11 @@ def told(groups: AnyGroupList) -> tuple[Tensor, GroupListType]:
             return groups.pairs, GroupListType.PAIRS
 
 
+def without_pairs(groups: AnyGroupList) -> GroupEnds | GroupCounts:
+    """Return a group list that every product reads: pairs are for int8 by int8 alone (CANN ops-transformer), and become counts."""
+    return groups.counted() if isinstance(groups, GroupPairs) else groups
+
+
 def paired(scale: Tensor) -> Tensor:
     """Return e8m0 bytes (rows, n) as float8_e8m0fnu (rows, n / 2, 2); those in pairs already stay so. n is even where 64 divides the columns."""
     pairs = scale if scale.dim() == 3 else scale.reshape(scale.shape[0], scale.shape[1] // _PAIR, _PAIR)

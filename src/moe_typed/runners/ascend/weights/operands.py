@@ -7,7 +7,7 @@ a transposed view; the products look at strides.
 from abc import ABC, abstractmethod
 from typing import Annotated, Final, final
 
-from jaxtyping import BFloat16, Float8e4m3fn, Float16, Float32, Int8, Int32
+from jaxtyping import BFloat16, Float8e4m3fn, Float16, Float32, Int8, Int32, UInt8
 from torch import Tensor
 from typing_extensions import override
 
@@ -17,6 +17,7 @@ from ..ops import AclFormat
 from .scales import AddOffset, Bf16ChannelScale, CarriedScale, FlatCarriedScale, Fp32ChannelScale, PairScale
 
 _ROW_MAJOR: Final = Layout(contiguous=True)
+_PER_BYTE: Final = 2  # values of e2m1
 
 
 class Operand(ABC):
@@ -120,6 +121,22 @@ class W4A16Operand(PackedOperand):
     offset: AddOffset
     layout: AclFormat
     bias: Annotated[Floating[Tensor, "experts outer"], _ROW_MAJOR] | None = None
+
+
+@final
+@boundary
+class MxFp4Operand(Operand):
+    """E2m1 weights for mxfp8 or mxfp4 rows, two values a byte along the reduction, and their scales, both transposed views."""
+
+    weight: UInt8[Tensor, "experts 32*pairs outer"]
+    scale: PairScale
+    layout: AclFormat
+
+    @property
+    @override
+    def sizes(self) -> tuple[int, int, int]:
+        experts, stored, outer = self.weight.shape
+        return experts, _PER_BYTE * stored, outer
 
 
 @final

@@ -6,19 +6,20 @@ from typing import Annotated, Final, final
 from typing_extensions import override
 
 from ....boundary import Rename, boundary
-from ....formats import Bf16Rows, Fp16Rows, Int4TokenRows, Int8TokenRows, MxFp8PairRows
+from ....formats import Bf16Rows, Fp16Rows, Int4TokenRows, Int8TokenRows, MxFp4PairRows, MxFp8PairRows
 from ....stages import TensorParallel
 from ...activations import Activation, SiluAndMul
 from ...base import PreparedWeights
 from ..activations import half_activation, int8_activation, refuse_activation
 from ..components.activation import AllGatheredActivation
-from ..components.hidden_states_quant import DynamicInt4Quant, DynamicInt8Quant, DynamicMxFp8Quant
-from ..components.matmul import DenseMatmul, GroupedMatmul, MxFp8Matmul, W4A4Matmul, W4A8Matmul, W4A16Matmul, W8A8Matmul
+from ..components.hidden_states_quant import DynamicInt4Quant, DynamicInt8Quant, DynamicMxFp4Quant, DynamicMxFp8Quant
+from ..components.matmul import DenseMatmul, GroupedMatmul, W4A4Matmul, W4A8Matmul, W4A16Matmul, W8A8Matmul
+from ..components.matmul_mx import MxFp4A8Matmul, MxFp4Matmul, MxFp8Matmul
 from ..components.rows import HalfRows
 from ..library import AscendLibrary
 from ..projections import Chain, FusedMxSwiglu, PlainProjection, ProductThenActivation, QuantisedProjection
 from ..runner import AscendRunner, AscendSlicedRunner, Experts
-from .operands import Bf16Operand, Fp16Operand, MxFp8Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Operand
+from .operands import Bf16Operand, Fp16Operand, MxFp4Operand, MxFp8Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Operand
 
 # Both operands have the same names for sizes that differ: what one reduces over is what the other makes.
 _UP: Final = Rename({"inner": "hidden", "outer": "joined", "groups": "hidden_groups", "pairs": "hidden_pairs"})
@@ -196,6 +197,40 @@ class AscendMxFp8Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | MxF
         ops = self.library.ops
         first = FusedMxSwiglu(ops, DynamicMxFp8Quant(ops), self.up)
         return AscendRunner(experts_of(first.then(PlainProjection(MxFp8Matmul(ops, self.down))), self.up, self.down))
+
+
+@final
+@boundary
+class AscendMxFp4A8Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | MxFp8PairRows]):
+    """Mxfp4 weights for mxfp8 rows (Ascend 950)."""
+
+    library: AscendLibrary
+    up: Annotated[MxFp4Operand, _UP]
+    down: Annotated[MxFp4Operand, _DOWN]
+
+    @override
+    def runner(self, activation: Activation) -> AscendRunner:
+        ops = self.library.ops
+        quant = DynamicMxFp8Quant(ops)
+        first = ProductThenActivation(QuantisedProjection(quant, MxFp4A8Matmul(ops, self.up)), half_activation(self.library, activation))
+        return AscendRunner(experts_of(first.then(QuantisedProjection(quant, MxFp4A8Matmul(ops, self.down))), self.up, self.down))
+
+
+@final
+@boundary
+class AscendMxFp4A4Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | MxFp4PairRows]):
+    """Mxfp4 weights for mxfp4 rows (Ascend 950)."""
+
+    library: AscendLibrary
+    up: Annotated[MxFp4Operand, _UP]
+    down: Annotated[MxFp4Operand, _DOWN]
+
+    @override
+    def runner(self, activation: Activation) -> AscendRunner:
+        ops = self.library.ops
+        quant = DynamicMxFp4Quant(ops)
+        first = ProductThenActivation(QuantisedProjection(quant, MxFp4Matmul(ops, self.up)), half_activation(self.library, activation))
+        return AscendRunner(experts_of(first.then(QuantisedProjection(quant, MxFp4Matmul(ops, self.down))), self.up, self.down))
 
 
 @final

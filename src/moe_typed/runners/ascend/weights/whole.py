@@ -7,11 +7,11 @@ from jaxtyping import BFloat16
 from torch import Tensor
 
 from ....boundary import Layout, boundary
-from ....formats import Bf16ExpertWeights, Fp16ExpertWeights, GateUp, GateUpOrder, Int8ChannelExpertWeights, MxFp8ExpertWeights
+from ....formats import Bf16ExpertWeights, Fp16ExpertWeights, GateUp, GateUpOrder, Int8ChannelExpertWeights, MxFp4ExpertWeights, MxFp8ExpertWeights
 from ...base import UnsupportedError
 from ..ops import AclFormat, AscendOps
 from .layout import biases, dense_matrices, gate_first, int8_matrices, require_no_bias
-from .operands import Bf16Operand, Fp16Operand, MxFp8Operand, W8A8Operand
+from .operands import Bf16Operand, Fp16Operand, MxFp4Operand, MxFp8Operand, W8A8Operand
 from .scales import Bf16ChannelScale, Fp32ChannelScale, pair
 
 _ROW_MAJOR: Final = Layout(contiguous=True)
@@ -58,6 +58,22 @@ def mxfp8_operands(weights: MxFp8ExpertWeights[GateUpOrder], ops: AscendOps) -> 
 
     def operand(weight: Tensor, scale: Tensor) -> MxFp8Operand:
         return MxFp8Operand(ops.npu_format_cast(weight, AclFormat.FRACTAL_NZ).transpose(1, 2), pair(scale), AclFormat.FRACTAL_NZ)
+
+    first = operand(gate_first(weights.w13, weights.order), gate_first(weights.w13_scale, weights.order))
+    return first, operand(weights.w2, weights.w2_scale)
+
+
+def mxfp4_operands(weights: MxFp4ExpertWeights[GateUpOrder], ops: AscendOps) -> tuple[MxFp4Operand, MxFp4Operand]:
+    """Return both operands, of mxfp8 and mxfp4 rows alike. Raises: UnsupportedError for biases and sizes."""
+    require_no_bias(weights, "products of microscaled rows take none")
+    if weights.inter % _PAIR_ROWS or weights.hidden % _PAIR_ROWS:
+        raise UnsupportedError(
+            f"mxfp4 weights on the NPU need inter and hidden multiples of {_PAIR_ROWS}; they are {weights.inter}, {weights.hidden}"
+        )
+
+    def operand(weight: Tensor, scale: Tensor) -> MxFp4Operand:
+        turned = ops.npu_format_cast(weight.view(torch.uint8), AclFormat.FRACTAL_NZ).transpose(1, 2)
+        return MxFp4Operand(turned, pair(scale), AclFormat.FRACTAL_NZ)
 
     first = operand(gate_first(weights.w13, weights.order), gate_first(weights.w13_scale, weights.order))
     return first, operand(weights.w2, weights.w2_scale)
