@@ -81,7 +81,7 @@ def test_a_layer_over_two_ranks_is_the_reference_s(make: Make, name: str, wire: 
 
     for output, wanted in world.run(layer):
         assert output.dtype == torch.bfloat16
-        assert 0 < error(output, wanted) < SCHEMES[name].error
+        assert 0 < error(output, wanted) < 1.5 * SCHEMES[name].error  # few rows, and what is combined was rounded once more
 
 
 @both_modes

