@@ -55,10 +55,10 @@ def give_options(module: nn.Module, options: Options) -> None:
 
 def prepare(module: nn.Module, rows: torch.dtype, top_k: int, options: Options) -> Held:
     """Prepare a module's layer and let the module hold it. Raises: UnsupportedError."""
-    held = hold(module, rows, top_k, options)
+    held = hold(module, rows, top_k, options, held_by(module))
     setattr(module, _HELD, held)
     return held
 
 
 # Planning reads modules and tables in ways that dynamo does not trace; the graph breaks here once, and holds the layer ever after.
-_prepare = cast("Callable[[_Prepare], _Prepare]", torch.compiler.disable)(prepare)
+_prepare = cast("Callable[[_Prepare], _Prepare]", torch.compiler.disable)(prepare)  # pyright: ignore[reportUnknownMemberType]  torch types it by halves

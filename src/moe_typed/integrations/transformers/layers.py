@@ -37,16 +37,18 @@ class Seen:
     tensor: Tensor
     address: int
     dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
     strides: tuple[int, ...]
     version: int | None
 
     def same_memory(self, now: Tensor) -> bool:
         """Say whether ``now`` lies where this tensor lay, as it lay."""
-        return now.data_ptr() == self.address and now.dtype is self.dtype and now.stride() == self.strides and now.shape == self.tensor.shape
+        return now.data_ptr() == self.address and now.dtype is self.dtype and now.stride() == self.strides and now.shape == self.shape
 
 
 def _see(name: str, tensor: Tensor) -> Seen:
-    return Seen(name, tensor, tensor.data_ptr(), tensor.dtype, tensor.stride(), _version(tensor))
+    return Seen(name, tensor, tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), _version(tensor))
 
 
 def _version(tensor: Tensor) -> int | None:
@@ -84,6 +86,16 @@ class Held:
     @override
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
+
+    def is_of(self, module: nn.Module, stored: Stored, compute: torch.dtype, options: Options) -> bool:
+        """Say whether the plan of this layer is one for what ``module`` holds now, wherever that lies."""
+        if options is not self.options or module.training is not self.training or compute is not self.compute:
+            return False
+        alike = [
+            now is not None and (now.dtype, now.shape, now.device) == (seen.dtype, seen.shape, seen.device)
+            for seen, now in ((seen, stored.tensors.get(seen.name)) for seen in self.seen)
+        ]
+        return all(alike) and len(alike) == len(stored.tensors)
 
     def serves(self, module: nn.Module, hidden_states: Tensor, options: Options) -> bool:
         """Say whether this layer is what ``module`` holds now, in rows of this dtype and as ``options`` ask."""
@@ -123,34 +135,43 @@ class Held:
             raise UnsupportedError(f"the {self.report.runner} runner has no gradients: run under torch.no_grad(), or ask for runner='reference'")
 
 
-def hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options) -> Held:
-    """Plan and prepare the layer of a module. Raises: UnsupportedError, with the reason, where there is no way."""
+def hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options, before: Held | None = None) -> Held:
+    """Plan and prepare the layer of a module; what ``before`` has found out of it is kept where its tensors are alike.
+
+    Raises: UnsupportedError, with the reason, where there is no way.
+    """
     try:
-        return _hold(module, rows, top_k, options)
+        stored = read_stored(module)
+        compute = model_dtype(stored, rows)
+        if before is not None and before.is_of(module, stored, compute, options):
+            stored, activation, report = attrs.evolve(stored, order=before.adapted.weights.order), before.activation, before.report
+            adapted = adapt(stored, row_major=stored.transposed and report.runner != RunnerName.REFERENCE.value)
+            if adapted.weights.format.name == report.problem.weights:
+                return _hold(module, stored, activation, adapted, report, rows, options)
+        activation, order = read_activation(module, compute)
+        stored = attrs.evolve(stored, order=order)
+        adapted, report = _adapt_for_runner(stored, activation, compute, top_k, options)
+        return _hold(module, stored, activation, adapted, report, rows, options)
     except UnsupportedError as error:
         raise UnsupportedError(f"{type(module).__qualname__}: {error}") from error
 
 
-def _hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options) -> Held:
-    stored = read_stored(module)
-    compute = model_dtype(stored, rows)
-    activation, order = read_activation(module, compute)
-    stored = attrs.evolve(stored, order=order)
-    adapted, report = _adapt_for_runner(stored, activation, compute, top_k, options)
-    rows_class = DENSE_MODELS[report.problem.model].rows
-    layer = build_layer(report, rows_class, adapted.weights, activation)
-    by_weights = stored.tensors[stored.first].dtype is compute if stored.first in stored.tensors else False
+def _hold(
+    module: nn.Module, stored: Stored, activation: Activation, adapted: Adapted, report: PlanReport, rows: torch.dtype, options: Options
+) -> Held:
+    model = DENSE_MODELS[report.problem.model]
+    compute = model.rows.format.data_dtype
     prepared_apart = report.runner not in (RunnerName.REFERENCE.value, RunnerName.TRITON.value)
     return Held(
         options=options,
         report=report,
         activation=activation,
         adapted=adapted,
-        layer=layer,
-        make_rows=cast("Callable[[Tensor], DenseRows]", rows_class),
+        layer=build_layer(report, model.rows, adapted.weights, activation),
+        make_rows=cast("Callable[[Tensor], DenseRows]", model.rows),
         seen=tuple(_see(name, tensor) for name, tensor in stored.tensors.items()),
         compute=compute,
-        rows=None if by_weights else rows,
+        rows=None if stored.dtype is compute else rows,
         num_experts=stored.num_experts,
         training=module.training,
         with_grad=torch.is_grad_enabled(),

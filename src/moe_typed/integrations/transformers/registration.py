@@ -1,6 +1,6 @@
 """Registering the implementation with transformers, and asking things of one model's layers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 from .implementation import ExpertsImplementation, give_options, held_by, options_of
 from .implementation import prepare as prepare_module
 from .layers import Held
+from .mxfp4 import MxFp4Experts
 from .options import NAME, DebugChoice, Options, RunnerChoice, WireChoice
 
 _MISSING: Final = "the integration needs transformers 5.17 or later: pip install 'moe-typed[transformers]'"
@@ -45,7 +46,8 @@ def registered() -> ExpertsImplementation:
 
 def experts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield every module of a model that honours the experts interface, with its name."""
-    for name, module in model.named_modules():
+    modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+    for name, module in modules:
         if all(flag in vars(module) for flag in _FLAGS):
             yield name, module
 
@@ -88,3 +90,19 @@ def rows_dtype(module: nn.Module) -> torch.dtype:
 def _top_k(module: nn.Module) -> int:
     config: object = getattr(module, "config", None)
     return cast("int", getattr(config, "num_experts_per_tok", None) or 1)
+
+
+def hold_mxfp4(model: nn.Module) -> tuple[str, ...]:
+    """Replace the experts of a gpt-oss model by experts that hold mxfp4 under the names of its checkpoints; return the names of their modules.
+
+    Their weights are zero until a state dict is loaded. Raises: ValueError for a model without gpt-oss experts; UnsupportedError for widths that
+    mxfp4 does not divide; ImportError as ``register``.
+    """
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    found = tuple((name, module) for name, module in experts_of(model) if type(module).__name__ == "GptOssExperts")
+    if not found:
+        raise ValueError("the model has no experts of gpt-oss")
+    for name, module in found:
+        model.set_submodule(name, MxFp4Experts(module, ALL_EXPERTS_FUNCTIONS).train(module.training))
+    return tuple(name for name, _ in found)
