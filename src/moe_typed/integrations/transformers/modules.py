@@ -14,7 +14,7 @@ from .gates import recognise
 
 _DENSE: Final = (torch.bfloat16, torch.float16, torch.float32)
 _GATE: Final = "_apply_gate"  # what the decorator of transformers gives every class that has none of its own
-_ROLES: Final = ("", "_bias", "_scale_inv", "_blocks", "_scales")
+_ROLES: Final = ("", "_bias", "_scale_inv", "_activation_scale", "_blocks", "_scales")
 
 
 class ExpertsModule(Protocol):

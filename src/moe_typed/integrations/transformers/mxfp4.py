@@ -70,7 +70,6 @@ class MxFp4Experts(nn.Module):
         """Run the layer. Raises: RuntimeError where the model's experts implementation is another, which could not read these weights."""
         implementation = self._interface.get(NAME)
         if getattr(self.config, _CHOSEN) != NAME or not isinstance(implementation, ExpertsImplementation):
-            raise RuntimeError(
-                f"experts in mxfp4 blocks are run by the experts implementation {NAME!r} alone: model.set_experts_implementation({NAME!r})"
-            )
+            raise RuntimeError(f"mxfp4 blocks are run by {NAME!r} alone: register(), and model.set_experts_implementation({NAME!r})")
+
         return implementation(self, hidden_states, top_k_index, top_k_weights)
