@@ -11,7 +11,7 @@ from ..routing import LocalIds, Routing, SlotIds, live_tensor
 from ..stages import DeepEPNormalCombineInput, DeepEPNormalDispatchOutput, DeepEPNormalHandle, DispatchOutput, PaddedReceivedPerExpert
 from .base import Dispatcher
 from .errors import LibraryError
-from .outgoing import check_capacity, masked_ids, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, masked_ids, refuse_tracing
 from .spread import ExpertSpread
 from .wire import BY_ROW, Carried, from_words, in_words, require_carried
 
@@ -122,6 +122,7 @@ class DeepEPNormalDispatcher(Dispatcher[M_contra, P_co, DeepEPNormalCombineInput
     def dispatch(self, rows: M_contra, routing: Routing[SlotIds]) -> DeepEPNormalDispatchOutput[P_co]:
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
+        OutgoingRows(rows, routing)
         worst = 0
         if self.max_tokens is not None:
             check_capacity(rows.rows, self.max_tokens)

@@ -11,7 +11,7 @@ from ..formats import Conversion, Payload, ScaleOrder
 from ..routing import RoutedScaling, Routing, SlotIds, live_tensor
 from ..stages import CombineInput, Handle
 from .base import Dispatcher
-from .outgoing import check_capacity, masked_ids, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, masked_ids, refuse_tracing
 from .spread import ExpertSpread
 from .wire import BY_COLUMN, BY_ROW, Carried, from_words, in_words, require_carried, zero_row
 
@@ -133,6 +133,7 @@ class ElasticDispatcher(Dispatcher[M_contra, P_co, C, SlotIds]):
         """Return payload, ids and weights as they arrived, the library's handle, and what combine needs."""
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
+        OutgoingRows(rows, routing)
         check_capacity(rows.rows, self.max_tokens)
         ids, weights = masked_ids(routing, self._topk_idx_t), routing.topk_weights.contiguous()
         carried = in_words(self.wire.run(rows, live_tensor(routing.live, ids)))

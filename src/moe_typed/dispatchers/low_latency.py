@@ -20,7 +20,7 @@ from ..stages import CombineInput, DispatchOutput, Handle, ReceivedPerExpert, Sl
 from .arena import RingArena
 from .base import Dispatcher
 from .errors import LibraryError
-from .outgoing import check_capacity, masked_ids, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, masked_ids, refuse_tracing
 from .pending import PendingCombine, PendingDispatch
 from .spread import ExpertSpread
 
@@ -174,6 +174,7 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
     def _start(self, rows: Bf16Rows, routing: Routing[SlotIds], *, hook: bool) -> PendingDispatch[D_co]:
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
+        OutgoingRows(rows, routing)
         check_capacity(rows.rows, self.max_tokens)
         ids = masked_ids(routing, self._id_dtype)
         self.arena.claim()

@@ -14,13 +14,13 @@ from torch.nn.functional import pad
 from typing_extensions import override
 
 from ..formats import Conversion, Payload, head
-from ..routing import DeviceCount, PhysicalIds, Residence, Routing, live_mask
+from ..routing import DeviceCount, PhysicalIds, Residence, Routing, contiguous_residence, live_mask
 from ..stages import CombineInput, Handle, MoriCombineInput, MoriDispatchOutput
 from .arena import PairedArena
 from .base import Dispatcher
 from .errors import LibraryError
 from .mori_config import MoriConfig
-from .outgoing import check_capacity, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, refuse_tracing
 from .pending import PendingCombine, PendingDispatch
 from .receive import ReceiveCap, WholeArena
 from .spread import ExpertSpread
@@ -72,7 +72,8 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
     The total received is the op's own tensor, which combine sets to 0. Nothing reads it later: the experts run before combine on the same stream, and
     the rows that it counts belong to the next dispatch then.
 
-    Raises: UnsupportedError for a payload that MoRI cannot carry; ValueError for a config that does not fit the payload.
+    Raises: UnsupportedError for a payload that MoRI cannot carry; ValueError for a config that does not fit the payload, and for a residence of other
+    slots than those that MoRI sends to this rank, whose rows would all go nowhere (read once, when the dispatcher is made).
     """
 
     library: ClassVar[str]
@@ -94,6 +95,10 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         slots, held = residence.mask.mask.shape[0], residence.map.num_local
         if (slots, held) != (self.spread.num_experts, self.spread.local):
             raise ValueError(f"the residence is of {held} of {slots} slots, but the op's of {self.spread.local} of {self.spread.num_experts}")
+        sent_here = contiguous_residence(PhysicalIds, slots, self.spread.first, held, residence.mask.mask.device)
+        if not (torch.equal(residence.mask.mask, sent_here.mask.mask) and torch.equal(residence.map.local, sent_here.map.local)):
+            last = self.spread.first + held - 1
+            raise ValueError(f"the residence is not of slots {self.spread.first} to {last} in order, which MoRI sends to rank {self.spread.rank}")
         self.wire = wire
         self.residence = residence
         self.cap = cap
@@ -139,6 +144,7 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         refuse_tracing(self)
         routing.demand(PhysicalIds)
         self.spread.demand(rows.rows, routing)
+        OutgoingRows(rows, routing)
         config = self._config
         if (rows.hidden, routing.topk_ids.shape[1]) != (config.hidden_dim, config.num_experts_per_token):
             expected = f"{config.hidden_dim} values and {config.num_experts_per_token} routes"

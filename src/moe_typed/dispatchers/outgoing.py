@@ -1,10 +1,27 @@
 """What every dispatcher over a communication library does before it calls the library."""
 
+from typing import final
+
 import torch
 from torch import Tensor
 
+from ..boundary import boundary
+from ..formats import Payload
 from ..routing import Routing, SlotIds, live_mask
 from .errors import CapacityError
+
+
+@final
+@boundary
+class OutgoingRows:
+    """Where rows and their routes meet, before a library is given pointers to both: with debug on, as many routes as rows, on one device."""
+
+    payload: Payload
+    routing: Routing[SlotIds]
+
+    def check_values(self) -> None:
+        """Raise BoundaryError for live rows whose data cannot be right."""
+        self.payload.check_live(self.routing.count_live())
 
 
 def refuse_tracing(dispatcher: object) -> None:

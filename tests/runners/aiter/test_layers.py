@@ -65,6 +65,23 @@ def test_rows_with_local_ids(form: Form, payload: type[Payload], rows: int) -> N
         assert not output.hidden_states[rows // 2].any()  # no route: zero
 
 
+@pytest.mark.parametrize(("form", "payload"), PAYLOADS)
+def test_rows_that_go_nowhere_hold_anything(form: Form, payload: type[Payload]) -> None:
+    """Padding, and what is stale in a slab: neither what it holds nor its scales change a row that goes somewhere."""
+    library, _ = make_library()
+    weights, data, ids = make_weights(form), make_rows(payload, 6), random_ids(6, L)
+    ids[1] = ids[4:] = -1
+    runner = make_runner(form, weights, library)
+    clean = make_rows(payload, 6)
+    for row in (1, 4, 5):
+        poison_rows(data.data[row : row + 1], 0)
+    with debug("strict"):
+        found = runner.run(sink_input(data, ids, form)).hidden_states
+    runner_input = sink_input(clean, ids, form)
+    assert bool(found.isfinite().all())
+    assert distance(found, reference(clean, ids, runner_input.routing.topk_weights, weights, activation_of(form))) < tolerance(form)
+
+
 COUNTED = [case for case in PAYLOADS if case.values != ("fp8-tensor", Bf16Rows)]  # its quantiser takes no count; the refusal is tested
 
 

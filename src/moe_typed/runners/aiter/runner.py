@@ -60,7 +60,8 @@ class AiterRunner(Runner[AiterSinkInput | AiterSlotInput, RowsOutput]):
     """Run the experts in AITER.
 
     ``dense``, ``scaled``: which rows a call may have. ``sink``: the mask of local ids, int32 (experts + 1,), the last one 0. ``call``: ``fused_moe``
-    over these weights; ``call_routes``: the same without the sum, None where AITER cannot.
+    over these weights; ``call_routes``: the same without the sum, None where AITER cannot. ``scales_rows_together``: AITER finds one scale for all
+    dense rows, those that go nowhere among them.
     """
 
     name: ClassVar[str] = "aiter"
@@ -74,6 +75,7 @@ class AiterRunner(Runner[AiterSinkInput | AiterSlotInput, RowsOutput]):
     static_scale: Tensor | None
     writes_output: bool
     counts_dense_rows: bool
+    scales_rows_together: bool
     has_column_scale: bool
 
     @overload
@@ -121,8 +123,12 @@ class AiterRunner(Runner[AiterSinkInput | AiterSlotInput, RowsOutput]):
         rows = payload.data.shape[0]
         if rows == 0:
             return payload.data.new_empty((0, self.weights.hidden), dtype=runner_input.out_dtype)
+        data = payload.data
         if type(payload) is self.dense.payload:
             admission, scale = self.dense, self.static_scale
+            if self.scales_rows_together and isinstance(runner_input, AiterSinkInput):
+                goes = (routing.topk_ids < routing.num_experts).any(1, keepdim=True)
+                data = torch.where(goes, data, 0.0)  # stale rows and padding hold anything, and one NaN would be in the scale of all
             if live is not None and not self.counts_dense_rows:
                 raise UnsupportedError("AITER quantises rows under one scale only if all are live; give rows that are fp8 under one scale already")
         elif self.scaled is not None and isinstance(payload, ScaledRows) and type(payload) is self.scaled.payload:
@@ -132,7 +138,7 @@ class AiterRunner(Runner[AiterSinkInput | AiterSlotInput, RowsOutput]):
         if not admission.least <= rows < admission.below:
             raise admission.refuse(rows)
         return call(
-            payload.data.contiguous(),
+            data.contiguous(),
             topk_weight=routing.topk_weights.contiguous(),
             topk_ids=routing.topk_ids.contiguous(),
             expert_mask=mask,
@@ -165,6 +171,7 @@ def make_runner(weights: AiterWeights, activation: Activation) -> AiterRunner:
         operands.a1_scale,
         writes_output=library.facts.takes("output"),
         counts_dense_rows=operands.scheme is not Scheme.PER_TENSOR,  # its quantiser takes no count (per_tensor_quant_hip)
+        scales_rows_together=operands.scheme is Scheme.PER_TENSOR and operands.a1_scale is None,
         has_column_scale=operands.scheme is Scheme.PER_TOKEN,  # (rows, 1)
     )
 
