@@ -1,7 +1,9 @@
-"""The Triton runner: sort routes, gather and multiply, activate, multiply and scatter, sum. Five steps, none of which waits for the device.
+"""The Triton runner: sort routes, multiply and activate, multiply, sum. Nothing waits for the device.
 
-Products accumulate in float32; what lies between the steps has the model's dtype. Over fp8 weights the rows between the products are quantised
-for each 128 channels, as the payload was.
+Which kernels do that, and with which tiles, is a plan; see ops.product_plans. For a few tokens nothing is sorted, and the second product sums.
+
+Products accumulate in float32; what lies between the steps has the model's dtype. Over fp8 weights the rows between the products are quantised for
+each 128 channels, as the payload was, except where a plan for few rows leaves them as they are, which is more exact.
 """
 
 from typing import ClassVar, final
@@ -14,11 +16,15 @@ from typing_extensions import override
 
 from ...formats import Bf16ExpertWeights, Fp8Block128ExpertWeights, Fp8Block128Rows, GateUp, GateUpOrder, Interleaved, UpGate
 from ...ops.activation.spec import Gate, Split
-from ...ops.activation.triton import activate, activate_fp8
-from ...ops.align.reference import align
-from ...ops.grouped_gemm.tiles import choose_block_m
-from ...ops.grouped_gemm.triton import gather_gemm, scatter_gemm
+from ...ops.align.triton import align
+from ...ops.down_product.triton import down_product
+from ...ops.down_product.vector import down_product_summed
+from ...ops.product_plans.choose import Layer, choose_plan, without_wide
+from ...ops.product_plans.spec import WIDE_ROWS, How, Plan
 from ...ops.sum_routes.triton import sum_routes
+from ...ops.up_product import vector
+from ...ops.up_product.triton import up_product
+from ...ops.wide_product import triton as wide
 from ...routing import Ids, Routing
 from ...stages import FlatRowsInput, RunnerInput, SummedRowsOutput
 from ..activations import Activation, SiluAndMul, SwigluOai
@@ -41,22 +47,40 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
     @override
     def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
         FlatRowsMeetWeights(self.weights, runner_input)
-        weights, payload, routing = self.weights, runner_input.payload, runner_input.routing
-        rows, top_k = routing.topk_ids.shape
-        live = _live_count(routing)
-        block_m = choose_block_m(rows * top_k, weights.num_experts)
-        slots, block_expert = align(routing.topk_ids, live, weights.num_experts, block_m)
+        payload, routing = runner_input.payload, runner_input.routing
         scale = payload.scale if isinstance(payload, Fp8Block128Rows) else None
-        w13_scale, w2_scale = (weights.w13_scale, weights.w2_scale) if isinstance(weights, Fp8Block128ExpertWeights) else (None, None)
+        tokens = routing.topk_ids.shape[0]
+        return SummedRowsOutput(self._multiply(payload.data, scale, routing, choose_plan(payload.data.device, self.layer(routing), tokens)))
 
-        joined = gather_gemm(payload.data, scale, weights.w13, w13_scale, weights.b13, slots, block_expert, top_k, self.out_dtype)
-        if w2_scale is None:
-            inner, inner_scale = activate(joined, block_expert, self.split, self.gate), None
+    def layer(self, routing: Routing[Ids]) -> Layer:
+        """Return what a plan depends on besides the tokens."""
+        weights = self.weights
+        return Layer(weights.w13.dtype, weights.num_experts, routing.topk_ids.shape[1], weights.hidden, weights.inter, self.split.step > 1)
+
+    def _multiply(self, rows: Tensor, scale: Tensor | None, routing: Routing[Ids], plan: Plan) -> Tensor:
+        weights, split, gate, dtype = self.weights, self.split, self.gate, self.out_dtype
+        w13, w2, b13, b2 = weights.w13, weights.w2, weights.b13, weights.b2
+        s13, s2 = (weights.w13_scale, weights.w2_scale) if isinstance(weights, Fp8Block128ExpertWeights) else (None, None)
+        ids, experts = routing.topk_ids.contiguous(), weights.num_experts
+        live, (tokens, top_k) = _live_count(routing), ids.shape
+        if plan.how is How.VECTOR:
+            inner = vector.up_product(rows, scale, w13, s13, b13, ids, live, split, gate, dtype, plan.up)
+            return down_product_summed(inner, w2, s2, b2, ids, routing.topk_weights.contiguous(), live, dtype, plan.down)
+        if plan.how is How.WIDE and _is_aligned(rows):
+            slots, block_expert = align(ids, live, experts, WIDE_ROWS)
+            inner, by = wide.up_product(rows, scale, w13, s13, b13, slots, block_expert, top_k, split, gate, dtype, plan.up.group)
+            results = wide.down_product(inner, by, w2, s2, b2, slots, block_expert, tokens * top_k, dtype, plan.down.group)
         else:
-            inner, inner_scale = activate_fp8(joined, block_expert, self.split, self.gate)
-        results = scatter_gemm(inner, inner_scale, weights.w2, w2_scale, weights.b2, slots, block_expert, rows * top_k, self.out_dtype)
-        total = sum_routes(results, routing.topk_ids, routing.topk_weights, live, weights.num_experts, self.out_dtype)
-        return SummedRowsOutput(total)
+            plan = plan if plan.how is not How.WIDE else without_wide(self.layer(routing), tokens)
+            slots, block_expert = (ids, None) if plan.how is How.WALK else align(ids, live, experts, plan.up.rows)
+            inner, by = up_product(rows, scale, w13, s13, b13, slots, block_expert, live, top_k, split, gate, dtype, plan.up)
+            results = down_product(inner, by, w2, s2, b2, slots, block_expert, live, tokens * top_k, top_k, dtype, plan.down)
+        return sum_routes(results, ids, routing.topk_weights, live, experts, dtype)
+
+
+def _is_aligned(rows: Tensor) -> bool:
+    """Say whether every row lies at an address divisible by 16, without gaps, as asynchronous copies of 16 bytes need."""
+    return rows.stride(1) == 1 and not rows.stride(0) * rows.element_size() % 16 and not rows.storage_offset() * rows.element_size() % 16
 
 
 # The first device generation whose tensor cores multiply e4m3 (Ada).
