@@ -147,5 +147,8 @@ def test_operands_that_do_not_fit_are_refused() -> None:
             vector.up_product(rows, scale, made.w13, None, None, made.ids, None, split, SILU, torch.float32, tile)
     with pytest.raises(ValueError, match=r"bias is \[2, 32\], expected \[2, 64\]"):
         vector.up_product(made.rows, None, made.w13, None, made.b13[:, :32], made.ids, None, split, SILU, torch.float32, tile)
+    huge = torch.empty(1, 2**17, 2**14, device="meta")
+    with pytest.raises(ValueError, match="131072 x 16384, and places in them are counted in 32 bits"):
+        down_product_summed(made.rows, huge, None, None, made.ids, torch.rand(3, 2), None, torch.float32, tile)
     with pytest.raises(ValueError, match="must be contiguous"):
         down_product_summed(made.rows, made.w2.transpose(1, 2), None, None, made.ids, torch.rand(3, 2), None, torch.float32, tile)

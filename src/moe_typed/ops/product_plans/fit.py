@@ -15,10 +15,12 @@ def require_rows(rows: Tensor, rows_scale: Tensor | None, weights: Tensor) -> No
 
 
 def require_weights(weights: Tensor, weights_scale: Tensor | None, bias: Tensor | None) -> None:
-    """Raise ValueError unless scales and biases fit the weights (experts, columns, depth), and all are contiguous."""
+    """Raise ValueError unless scales and biases fit the weights (experts, columns, depth), and all are contiguous and not too large."""
     experts, columns, depth = weights.shape
     if weights.dtype == torch.float8_e4m3fn and (columns % GROUP or depth % GROUP):
         raise ValueError(f"fp8 weights are {columns} x {depth}, and {GROUP} must divide both")
+    if columns * depth >= 2**31:
+        raise ValueError(f"weights of an expert are {columns} x {depth}, and places in them are counted in 32 bits")
     _require_scale("weights", weights_scale, weights.dtype, (experts, columns // GROUP, depth // GROUP))
     if bias is not None and bias.shape != (experts, columns):
         raise ValueError(f"bias is {list(bias.shape)}, expected {[experts, columns]}")

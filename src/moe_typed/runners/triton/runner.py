@@ -35,7 +35,7 @@ from .weights import TritonExpertWeights
 @final
 @attrs.frozen(eq=False)
 class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
-    """Run the experts as grouped GEMMs over rows that are sorted by expert."""
+    """Run the experts by the plan for the number of tokens."""
 
     name: ClassVar[str] = "triton"
     inputs: ClassVar[tuple[type[RunnerInput], ...]] = (FlatRowsInput,)
