@@ -24,12 +24,19 @@ class Launcher:
         self._compiled: dict[tuple[object, ...], CompiledKernel] = {}
 
     def __call__(
-        self, programs: int, tensors: Sequence[Tensor | None], scalars: Sequence[float], constants: Mapping[str, int], *, num_warps: int
+        self,
+        programs: int,
+        tensors: Sequence[Tensor | None],
+        scalars: Sequence[float],
+        constants: Mapping[str, int],
+        *,
+        num_warps: int,
+        num_stages: int = 3,
     ) -> None:
         """Launch ``programs`` programs on the device of the tensors, the first of which is there. Integers fit 32 bits."""
         device = -1
         bits = 0
-        key: list[object] = [num_warps]
+        key: list[object] = [num_warps, num_stages]
         for tensor in tensors:
             if tensor is None:
                 key.append(None)
@@ -43,7 +50,7 @@ class Launcher:
             if compiled is not None:
                 compiled[programs, 1, 1](*tensors, *scalars, *constants.values())
                 return
-            compiled = self._kernel[programs,](*tensors, *scalars, **constants, num_warps=num_warps)
+            compiled = self._kernel[programs,](*tensors, *scalars, **constants, num_warps=num_warps, num_stages=num_stages)
             # Which of several pointers is not aligned makes different variants; those, and what is interpreted, stay Triton's to find.
             if compiled is not None and variant[1]:
                 self._compiled[variant] = compiled

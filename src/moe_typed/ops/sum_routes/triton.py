@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._library import custom_op, device_of
 
-_BLOCK_H: Final = 1024  # 8 values for each thread of 4 warps: one 16-byte load a route
+_BLOCK_H: Final = 1024  # 16 values for each thread of 2 warps: two 16-byte loads a route
 
 
 def sum_routes(results: Tensor, topk_ids: Tensor, topk_weights: Tensor, live: Tensor | None, num_experts: int, out_dtype: torch.dtype) -> Tensor:
@@ -26,7 +26,7 @@ def _launch(results: Tensor, topk_ids: Tensor, topk_weights: Tensor, live: Tenso
         return
     with device_of(out):
         _sum_routes[(rows, triton.cdiv(hidden, _BLOCK_H))](
-            results, topk_ids, topk_weights, live, out, num_experts, hidden, K=topk_ids.shape[1], BLOCK_H=_BLOCK_H
+            results, topk_ids, topk_weights, live, out, num_experts, hidden, K=topk_ids.shape[1], BLOCK_H=_BLOCK_H, num_warps=2
         )
 
 

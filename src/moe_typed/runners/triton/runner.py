@@ -1,7 +1,9 @@
-"""The Triton runner: sort routes, gather and multiply, activate, multiply and scatter, sum. Five steps, none of which waits for the device.
+"""The Triton runner: sort routes, multiply and activate, multiply, sum. Nothing waits for the device.
 
-Products accumulate in float32; what lies between the steps has the model's dtype. Over fp8 weights the rows between the products are quantised
-for each 128 channels, as the payload was.
+Which kernels do that, and with which tiles, is a plan; see ops.product_plans. For a few tokens nothing is sorted, and the second product sums.
+
+Products accumulate in float32; what lies between the steps has the model's dtype. Over fp8 weights the rows between the products are quantised for
+each 128 channels, as the payload was, except where a plan for few rows leaves them as they are, which is more exact.
 """
 
 from typing import ClassVar, final
@@ -14,11 +16,15 @@ from typing_extensions import override
 
 from ...formats import Bf16ExpertWeights, Fp8Block128ExpertWeights, Fp8Block128Rows, GateUp, GateUpOrder, Interleaved, UpGate
 from ...ops.activation.spec import Gate, Split
-from ...ops.activation.triton import activate, activate_fp8
-from ...ops.align.reference import align
-from ...ops.grouped_gemm.tiles import choose_block_m
-from ...ops.grouped_gemm.triton import gather_gemm, scatter_gemm
+from ...ops.align.triton import align
+from ...ops.down_product.triton import down_product
+from ...ops.down_product.vector import down_product_summed
+from ...ops.product_plans.choose import Layer, Plans, plans_for
+from ...ops.product_plans.spec import WIDE_ROWS, How, Plan
 from ...ops.sum_routes.triton import sum_routes
+from ...ops.up_product import vector
+from ...ops.up_product.triton import up_product
+from ...ops.wide_product import triton as wide
 from ...routing import Ids, Routing
 from ...stages import FlatRowsInput, RunnerInput, SummedRowsOutput
 from ..activations import Activation, SiluAndMul, SwigluOai
@@ -29,7 +35,7 @@ from .weights import TritonExpertWeights
 @final
 @attrs.frozen(eq=False)
 class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
-    """Run the experts as grouped GEMMs over rows that are sorted by expert."""
+    """Run the experts by the plan for the number of tokens."""
 
     name: ClassVar[str] = "triton"
     inputs: ClassVar[tuple[type[RunnerInput], ...]] = (FlatRowsInput,)
@@ -37,26 +43,41 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
     split: Split
     gate: Gate
     out_dtype: torch.dtype
+    plans: Plans
 
     @override
     def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
         FlatRowsMeetWeights(self.weights, runner_input)
-        weights, payload, routing = self.weights, runner_input.payload, runner_input.routing
-        rows, top_k = routing.topk_ids.shape
-        live = _live_count(routing)
-        block_m = choose_block_m(rows * top_k, weights.num_experts)
-        slots, block_expert = align(routing.topk_ids, live, weights.num_experts, block_m)
+        payload, routing = runner_input.payload, runner_input.routing
         scale = payload.scale if isinstance(payload, Fp8Block128Rows) else None
-        w13_scale, w2_scale = (weights.w13_scale, weights.w2_scale) if isinstance(weights, Fp8Block128ExpertWeights) else (None, None)
+        plans = self.plans if _is_aligned(payload.data) else self.plans.without_wide()
+        return SummedRowsOutput(self._multiply(payload.data, scale, routing, plans.choose(*routing.topk_ids.shape)))
 
-        joined = gather_gemm(payload.data, scale, weights.w13, w13_scale, weights.b13, slots, block_expert, top_k, self.out_dtype)
-        if w2_scale is None:
-            inner, inner_scale = activate(joined, block_expert, self.split, self.gate), None
+    def _multiply(self, rows: Tensor, scale: Tensor | None, routing: Routing[Ids], plan: Plan) -> Tensor:
+        weights, split, gate, dtype = self.weights, self.split, self.gate, self.out_dtype
+        w13, w2, b13, b2 = weights.w13, weights.w2, weights.b13, weights.b2
+        s13, s2 = (weights.w13_scale, weights.w2_scale) if isinstance(weights, Fp8Block128ExpertWeights) else (None, None)
+        ids, experts = routing.topk_ids.contiguous(), weights.num_experts
+        live, (tokens, top_k) = _live_count(routing), ids.shape
+        if plan.how is How.VECTOR:
+            inner = vector.up_product(rows, scale, w13, s13, b13, ids, live, split, gate, dtype, plan.up)
+            return down_product_summed(inner, w2, s2, b2, ids, routing.topk_weights.contiguous(), live, dtype, plan.down)
+        blocks: Tensor | None = None
+        slots = ids
+        if plan.how is not How.WALK:
+            slots, blocks = align(ids, live, experts, WIDE_ROWS if plan.how is How.WIDE else plan.up.rows)
+        if plan.how is How.WIDE and blocks is not None:
+            inner, by = wide.up_product(rows, scale, w13, s13, b13, slots, blocks, top_k, split, gate, dtype, plan.up.group)
+            results = wide.down_product(inner, by, w2, s2, b2, slots, blocks, tokens * top_k, dtype, plan.down.group)
         else:
-            inner, inner_scale = activate_fp8(joined, block_expert, self.split, self.gate)
-        results = scatter_gemm(inner, inner_scale, weights.w2, w2_scale, weights.b2, slots, block_expert, rows * top_k, self.out_dtype)
-        total = sum_routes(results, routing.topk_ids, routing.topk_weights, live, weights.num_experts, self.out_dtype)
-        return SummedRowsOutput(total)
+            inner, by = up_product(rows, scale, w13, s13, b13, slots, blocks, live, top_k, split, gate, dtype, plan.up)
+            results = down_product(inner, by, w2, s2, b2, slots, blocks, live, tokens * top_k, top_k, dtype, plan.down)
+        return sum_routes(results, ids, routing.topk_weights, live, experts, dtype)
+
+
+def _is_aligned(rows: Tensor) -> bool:
+    """Say whether rows have no gaps, and a stride of whole 16 bytes, as asynchronous copies of 16 bytes need."""
+    return rows.stride(1) == 1 and not rows.stride(0) * rows.element_size() % 16
 
 
 # The first device generation whose tensor cores multiply e4m3 (Ada).
@@ -81,7 +102,12 @@ def require_device(weights: TritonExpertWeights) -> None:
 
 def make_runner(weights: TritonExpertWeights, activation: Activation, out_dtype: torch.dtype) -> TritonRunner:
     """Return the runner over prepared weights. Raises: UnsupportedError for an activation or an order that the kernels do not know."""
-    return TritonRunner(weights, _split(weights.order, weights.inter), _gate(activation), out_dtype)
+    split = _split(weights.order, weights.inter)
+    layer = Layer(weights.w13.dtype, weights.num_experts, weights.hidden, weights.inter, split.step > 1)
+    plans = plans_for(weights.w13.device, layer)
+    if weights.w13.data_ptr() % 16 or weights.w2.data_ptr() % 16:  # the copy engine's rule
+        plans = plans.without_wide()
+    return TritonRunner(weights, split, _gate(activation), out_dtype, plans)
 
 
 def _split(order: type[GateUpOrder], inter: int) -> Split:

@@ -1,1 +1,0 @@
-"""Products of rows, sorted by expert, with the weights of their experts."""

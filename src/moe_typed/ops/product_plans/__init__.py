@@ -1,0 +1,1 @@
+"""Which kernels multiply, and with which tiles."""

@@ -1,0 +1,126 @@
+"""Choose a plan: as it was measured for the layer where it was, else by a rule.
+
+``tuned/NAME.json`` holds what was fastest on the device of that name (spaces as underscores), for some layers, each at some numbers of tokens. A
+layer is looked up by its format, experts here, top-k and widths. Where it is found, the plan of the nearest number of tokens is taken (nearest by
+ratio). Where the device has no file, that of a device of the same compute capability is taken. Where the layer is not found, a rule counts rows an
+expert.
+"""
+
+import json
+from itertools import pairwise
+from math import isqrt
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias, cast
+
+import torch
+
+from ..activation.spec import GROUP
+from .spec import MOST_WALKED, How, Plan, Tile
+
+_TUNED: Final = Path(__file__).parent / "tuned"
+_SAME_CAPABILITY: Final = {(9, 0): "NVIDIA_H200"}
+_FORMATS: Final = {torch.bfloat16: "bf16", torch.float16: "bf16", torch.float8_e4m3fn: "fp8"}  # bf16 and fp16 take the same time
+
+_UpTo: TypeAlias = tuple[tuple[int, Plan], ...]  # up to so many tokens, this plan
+_Entry: TypeAlias = dict[str, object]
+
+
+class Layer(NamedTuple):
+    """What plans depend on besides tokens and top-k: sizes of a layer, and whether gate and up come in turns."""
+
+    dtype: torch.dtype
+    experts: int
+    hidden: int
+    inter: int
+    interleaved: bool
+
+
+class Plans(NamedTuple):
+    """The plans of a layer on a device: by top-k where they were measured; ``wide`` says whether the wide kernel runs there, and takes the layer."""
+
+    layer: Layer
+    wide: bool
+    tuned: dict[int, _UpTo]
+
+    def choose(self, tokens: int, top_k: int) -> Plan:
+        """Return the plan for a number of tokens."""
+        up_to = self.tuned.get(top_k, ())
+        for most, plan in up_to:
+            if tokens <= most:
+                return plan if plan.how is not How.WALK or tokens * top_k <= MOST_WALKED else self.by_rule(tokens, top_k)
+        return up_to[-1][1] if up_to and up_to[-1][1].how is How.WIDE else self.by_rule(tokens, top_k)
+
+    def by_rule(self, tokens: int, top_k: int) -> Plan:
+        """Return a plan that fits any layer."""
+        routes, dtype = tokens * top_k, self.layer.dtype
+        if tokens <= _VECTOR_TOKENS:
+            return Plan(How.VECTOR, *_VECTOR)
+        if self.wide and routes >= _WIDE_ROWS * self.layer.experts:
+            return Plan(How.WIDE, _WIDE, _WIDE)
+        rows = (
+            16 if routes <= 16 * self.layer.experts else 32 if routes <= 32 * self.layer.experts else 64 if routes <= 64 * self.layer.experts else 128
+        )
+        how = How.WALK if rows == 16 and routes <= MOST_WALKED // 4 else How.SORTED
+        if dtype == torch.float32:  # without tensor cores ("ieee"), registers are what runs short
+            return Plan(how, Tile(rows, 32, 32, 4, 2), Tile(rows, 64, 32, 4, 2))
+        return Plan(how, *(_FP8 if dtype == torch.float8_e4m3fn else _HALF)[rows])
+
+    def without_wide(self) -> "Plans":
+        """Return the plans for rows that the wide kernel cannot copy: by rule alone."""
+        return Plans(self.layer, False, {})
+
+
+def plans_for(device: torch.device, layer: Layer) -> Plans:
+    """Return the plans of a layer on a device."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return Plans(layer, False, {})
+    capability = torch.cuda.get_device_capability(device)
+    wide = capability[0] == 9 and wide_takes(layer)
+    path = _TUNED / f"{torch.cuda.get_device_name(device).replace(' ', '_')}.json"
+    if not path.exists():
+        path = _TUNED / f"{_SAME_CAPABILITY.get(capability, '')}.json"
+    return Plans(layer, wide, measured(path, layer, wide=wide) if path.exists() else {})
+
+
+def measured(path: Path, layer: Layer, *, wide: bool) -> dict[int, _UpTo]:
+    """Return what a file says of a layer, by top-k; without plans for the wide kernel where that is not for the layer."""
+    sizes = {"format": _FORMATS.get(layer.dtype), "experts": layer.experts, "hidden": layer.hidden, "inter": layer.inter}
+    found: dict[int, _UpTo] = {}
+    for entry in cast("list[_Entry]", json.loads(path.read_text())):
+        if all(entry[key] == value for key, value in sizes.items()):
+            plans = [_plan(one) for one in cast("list[_Entry]", entry["plans"])]
+            kept = [(tokens, plan) for tokens, plan in plans if wide or plan.how is not How.WIDE]
+            ends = [isqrt(tokens * following) for (tokens, _), (following, _) in pairwise(kept)]
+            found[cast("int", entry["top_k"])] = tuple((most, plan) for (_, plan), most in zip(kept, [*ends, kept[-1][0]], strict=True))
+    return found
+
+
+def _plan(known: _Entry) -> tuple[int, Plan]:
+    up, down = (Tile(*cast("list[int]", known[key])) for key in ("up", "down"))
+    return cast("int", known["tokens"]), Plan(How(known["how"]), up, down)
+
+
+def wide_takes(layer: Layer) -> bool:
+    """Say whether the wide kernel can multiply a layer: whole steps along both depths; for fp8 whole tiles, and gate and up apart."""
+    if layer.dtype == torch.float8_e4m3fn:
+        return not layer.interleaved and layer.hidden % 256 == 0 and layer.inter % GROUP == 0
+    return layer.dtype in (torch.bfloat16, torch.float16) and layer.hidden % 64 == 0 and layer.inter % 64 == 0
+
+
+# Three stages or so of each take less than 100 KiB of shared memory, which every GPU since sm_80 that serves MoE has.
+_HALF: Final = {
+    16: (Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4)),
+    32: (Tile(32, 64, 64, 4, 4), Tile(32, 128, 64, 4, 4)),
+    64: (Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3)),
+    128: (Tile(128, 64, 64, 8, 3, 8), Tile(128, 128, 64, 8, 3, 8)),
+}
+_FP8: Final = {
+    16: (Tile(16, 128, 128, 4, 2), Tile(16, 128, 128, 4, 3)),
+    32: (Tile(32, 128, 128, 4, 2), Tile(32, 128, 128, 4, 3)),
+    64: (Tile(64, 128, 128, 8, 2), Tile(64, 128, 128, 4, 3)),
+    128: (Tile(64, 128, 128, 8, 2, 8), Tile(64, 128, 128, 4, 3, 8)),
+}
+_VECTOR: Final = (Tile(1, 8, 512, 4, 1), Tile(1, 8, 256, 4, 1))
+_WIDE: Final = Tile(128, 128, 64, 8, 4, 8)
+_VECTOR_TOKENS: Final = 2  # from there on tiles catch up
+_WIDE_ROWS: Final = 96  # an expert; below, blocks of 128 rows are mostly padding

@@ -1,0 +1,52 @@
+"""What a plan says."""
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+from ..activation.spec import GROUP
+
+
+class How(Enum):
+    """How the two products are made.
+
+    VECTOR: for a few tokens: each route by itself, without matrix instructions; the second product sums the routes of a row. Between the products
+    nothing
+        is quantised. WALK: for some tokens: tiles, but nothing is sorted; every program looks through all routes for those of its expert. SORTED:
+        tiles over sorted routes. WIDE: the same, by a persistent kernel for compute capability 9.x.
+    """
+
+    VECTOR = "vector"
+    WALK = "walk"
+    SORTED = "sorted"
+    WIDE = "wide"
+
+
+class Tile(NamedTuple):
+    """Describe the piece of a product that one program makes, and how.
+
+    ``columns`` of the first product are pairs of gate and up. ``group``: this many blocks of rows go through the columns side by side. A vector
+    kernel has one row, and a wide one 128 rows and its own columns, depth, warps and stages.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    group: int = 1
+
+
+class Plan(NamedTuple):
+    """Say how both products are made."""
+
+    how: How
+    up: Tile
+    down: Tile
+
+    def quantises(self) -> bool:
+        """Say whether rows for fp8 weights are quantised between the products: a program must have whole groups of them."""
+        return self.how is How.WIDE or (self.how is not How.VECTOR and self.up.columns == GROUP)
+
+
+WIDE_ROWS: Final = 128  # of a block of the wide kernel: two warpgroups of 64
+MOST_WALKED: Final = 512  # routes; beyond, looking through all takes longer than sorting
