@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import ClassVar, cast, final
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import Bf16Rows, SiluAndMul, bf16_as_is, from_topk
+from moe_typed import Bf16Rows, CombineInput, SiluAndMul, bf16_as_is, debug, from_topk
 from moe_typed.dispatchers import (
     LL_BF16,
     BySenders,
@@ -26,6 +27,7 @@ from tests.dispatchers.support import (
     CAPACITY,
     LOCAL,
     NARROW,
+    SETUPS,
     TOPK,
     WIDE,
     AnyDispatcher,
@@ -38,6 +40,7 @@ from tests.dispatchers.support import (
     nixl_buffer,
     prepared,
     residence_of,
+    slots,
     spread_of,
     weights,
 )
@@ -123,3 +126,32 @@ def all_to_the_first(cap: ReceiveCap) -> None:
 @pytest.mark.parametrize("cap", [BySenders(lambda: (CAPACITY, CAPACITY)), VerifiedCap(2 * CAPACITY)], ids=repr)
 def test_a_cap_that_is_just_enough(cap: ReceiveCap) -> None:
     all_to_the_first(cap)
+
+
+# ---- strides -----------------------------------------------------------------------------------------------------------------------
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """Return the same values in column-major order."""
+    return tensor.T.contiguous().T
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_libraries_are_given_contiguous_memory(name: str) -> None:
+    """They read pointers: rows, routes and results in another order come home as if they were in order."""
+    setup, world = SETUPS[name], World(1)
+    w = weights("bf16", LOCAL, setup.hidden)
+    rows, routing = batch("full", 0, LOCAL, setup.hidden)
+
+    def layer(change: Callable[[Tensor], Tensor]) -> Tensor:
+        dispatcher = setup.dispatcher(world.group(0), "bf16")
+        moved = attrs.evolve(routing, topk_ids=change(routing.topk_ids), topk_weights=change(routing.topk_weights))
+        routes = attrs.evolve(slots(setup, moved), topk_ids=change(slots(setup, moved).topk_ids), topk_weights=change(moved.topk_weights))
+        results = experts_for(dispatcher.payload, prepared(w))(dispatcher.dispatch(Bf16Rows(change(rows.data)), routes))
+        hidden_states = cast("Tensor", getattr(results, "hidden_states"))  # noqa: B009 - the base does not have it
+        if hidden_states.dim() == 2:  # slabs are contiguous by their type
+            results = cast("Callable[..., CombineInput]", attrs.evolve)(results, hidden_states=change(hidden_states))
+        return dispatcher.combine(results)
+
+    with debug("off"):
+        assert torch.equal(layer(strided), layer(Tensor.contiguous))
