@@ -208,7 +208,8 @@ def test_strided_rows_are_made_contiguous() -> None:
     strided = Bf16Rows(data.data.T.contiguous().T)
     weights = make_weights("bf16")
     runner_input = sink_input(strided, ids.T.contiguous().T, "bf16")
-    found = make_runner("bf16", weights, recorder.library).run(runner_input).hidden_states
+    routing = attrs.evolve(runner_input.routing, topk_weights=runner_input.routing.topk_weights.T.contiguous().T)
+    found = make_runner("bf16", weights, recorder.library).run(attrs.evolve(runner_input, routing=routing)).hidden_states
     assert all(recorder.tensor(name).is_contiguous() for name in ("hidden_states", "topk_ids", "topk_weight"))
     assert distance(found, reference(data, ids, runner_input.routing.topk_weights, weights, SILU)) < 0.02
 
