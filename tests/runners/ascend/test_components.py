@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import Bf16Rows, GateUp, Interleaved, MxFp8Rows, UpGate, debug
+from moe_typed import Bf16Rows, GateUp, Interleaved, MxFp8Rows, SiluAndMul, UpGate, debug
 from moe_typed.formats import Fp16Rows, GateUpOrder, Int8ChannelExpertWeights, MxFp8PairRows, Payload
 from moe_typed.ops.quantize.reference import quantize_mxfp8
 from moe_typed.runners.ascend import components
@@ -49,12 +49,12 @@ from moe_typed.runners.ascend.components import (
     W8A8Matmul,
 )
 from moe_typed.runners.ascend.weights.whole import w8a8_operands
-from moe_typed.stages import GroupCounts, GroupEnds, GroupPairs, OneRank, RowMajorIndex
+from moe_typed.stages import AscendRowsInput, GroupCounts, GroupEnds, GroupPairs, OneRank, RowMajorIndex
 from tests.emulation.ascend.extension import EmulatedAscendExtensionOps
 from tests.emulation.ascend.misuse import Device
 from tests.emulation.ascend.ops import EmulatedAscendOps
 from tests.ops.support import ints
-from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, emulated, error, randn, routing
+from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, emulated, error, prepare, randn, routing
 
 ROWS = Bf16Rows(randn(3, 12, HIDDEN).bfloat16())
 Ops = EmulatedAscendOps
@@ -209,6 +209,13 @@ class TestMatmul:
             found = W8A8Matmul(ops, operand).multiply(rows, GroupPairs(pairs), torch.bfloat16).data
         wanted = torch.cat([part @ weights.dequantize_w13(expert).T for expert, part in ((0, rows.dequantize()[:5]), (3, rows.dequantize()[5:]))])
         assert 0 < error(found, wanted) < 0.006
+
+    def test_the_fused_product_takes_pairs_as_counts(self) -> None:
+        runner = prepare(SCHEMES["mxfp8"].weights(), emulated(Device.A5)).runner(SiluAndMul())
+        pairs = GroupPairs(torch.tensor([[0, 5], [3, 7], [0, 0], [0, 0], [0, 0], [0, 0]]))
+        with debug("strict"):
+            one, other = (runner.run(AscendRowsInput(ROWS, groups, torch.bfloat16)) for groups in (pairs, pairs.counted()))
+        assert torch.equal(one.hidden_states, other.hidden_states)
 
     def test_rows_after_the_total_are_left_undefined(self) -> None:
         ops, weights = emulated(), SCHEMES["w8a8"].weights()

@@ -3,6 +3,8 @@
 Those that a type shows stand in ``tests/typing/must_fail/ascend.py``, under the same numbers.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ from moe_typed.runners.ascend.components import (
 from moe_typed.runners.ascend.ops import AclFormat
 from moe_typed.runners.ascend.weights.int4 import w4a8_operands
 from moe_typed.runners.ascend.weights.layout import dense_matrices
-from moe_typed.runners.ascend.weights.operands import W4A8Operand
+from moe_typed.runners.ascend.weights.operands import W4A8Operand, W4A16Operand
 from moe_typed.runners.ascend.weights.scales import AddOffset, CarriedScale, FlatCarriedScale, QuantParam, carry, carry_flat, quant_param
 from moe_typed.runners.ascend.weights.whole import bf16_operands
 from moe_typed.stages import (
@@ -74,6 +76,15 @@ class Test5And6W4A8:
         assert error(found[0], wanted) < 0.02
         assert error(found[1], wanted) > 0.1
 
+    @pytest.mark.parametrize("field", ["w13_correction", "w2_correction"])
+    def test_another_correction_is_refused_where_a_checkpoint_holds_it(self, field: str) -> None:
+        weights = w4a8("w4a8 corrected")
+        right: Tensor = vars(weights)[field]
+        for wrong in (torch.zeros_like(right), right / 2, right.flip(0)):
+            fields: dict[str, Any] = {**vars(weights), field: wrong}
+            with debug("values"), pytest.raises(BoundaryError, match=rf"{field}: is not 8 \* sum of code \* scale for expert 0"):
+                ModelSlimW4A8ExpertWeights(**fields)
+
     def test_every_kind_of_list_comes_to_it_as_counts(self) -> None:
         ops = emulated()
         up, _ = w4a8_operands(w4a8(), ops)
@@ -91,6 +102,21 @@ class Test7SignOfZeroPoints:
     def test_what_no_zero_point_gives_is_refused(self) -> None:
         with debug("values"), pytest.raises(BoundaryError, match=r"outside -8\.\.8"):
             AddOffset(torch.full((1, 1, 8), 9.0))
+
+
+class TestScalesInGroups:
+    @pytest.mark.parametrize(
+        ("groups", "offset", "bias", "message"),
+        [
+            (5, torch.bfloat16, torch.float32, "has 5 groups, which do not divide 64 rows"),
+            (2, torch.float32, torch.float32, r"offset: is torch\.float32, but the scale torch\.bfloat16"),
+            (2, torch.bfloat16, torch.bfloat16, r"bias: is torch\.bfloat16, but beside torch\.bfloat16 rows it is torch\.float32"),
+        ],
+    )
+    def test_they_belong_to_their_weights(self, groups: int, offset: torch.dtype, bias: torch.dtype, message: str) -> None:
+        words, scale = torch.zeros(2, 64, 4, dtype=torch.int32), torch.ones(2, groups, 32, dtype=torch.bfloat16)
+        with debug("values"), pytest.raises(BoundaryError, match=message):
+            W4A16Operand(words, scale, AddOffset(torch.zeros_like(scale, dtype=offset)), AclFormat.ND, torch.zeros(2, 32, dtype=bias))
 
 
 class Test8And9Carriers:
