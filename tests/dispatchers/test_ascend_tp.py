@@ -9,9 +9,18 @@ from typing_extensions import override
 
 from moe_typed import Bf16ExpertWeights, Bf16Rows, BoundaryError, Experts, Fp16Rows, Fp32Rows, GateUp, SiluAndMul, UpGate, debug, prepare_reference
 from moe_typed.dispatchers import AscendTPDispatcher, TPRouting, as_int8, as_they_are, as_they_are_v1, on_310p
-from moe_typed.formats import AwqExpertWeights, Fp16ExpertWeights, Int8ChannelExpertWeights, Int8TokenRows, ModelSlimW4A8ExpertWeights, shard_inter
+from moe_typed.formats import (
+    AwqExpertWeights,
+    CompressedInt4ExpertWeights,
+    Fp16ExpertWeights,
+    GptqExpertWeights,
+    Int8ChannelExpertWeights,
+    Int8TokenRows,
+    ModelSlimW4A8ExpertWeights,
+    shard_inter,
+)
 from moe_typed.routing import Pending, Routing
-from moe_typed.runners import UnsupportedError
+from moe_typed.runners import Activation, UnsupportedError
 from moe_typed.runners.ascend import prepare_ascend, prepare_ascend_fp16, prepare_ascend_gguf
 from moe_typed.stages import (
     AscendTPCombineInput,
@@ -29,7 +38,7 @@ from moe_typed.stages import (
 from tests.emulation.ascend.misuse import Device
 from tests.emulation.ascend.ops import EmulatedAscendOps
 from tests.emulation.world import World
-from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, Weights, dense, emulated, error, expected, experts_of, randn, routing
+from tests.runners.ascend.support import ACTIVATIONS, EXPERTS, HIDDEN, SCHEMES, Weights, dense, emulated, error, expected, experts_of, randn, routing
 
 ROWS = Bf16Rows(randn(3, 12, HIDDEN).bfloat16())
 
@@ -79,6 +88,26 @@ def test_two_ranks_add_up_their_parts(name: str) -> None:
     first, second = world.run(layer)
     assert torch.equal(first, second)
     assert 0 < error(first, expected(ROWS.data, routing(12, 3), weights, SiluAndMul())) < 1.5 * SCHEMES[name].error
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:], ids=lambda activation: activation.name)
+@pytest.mark.parametrize("name", ["w8a8", "w4a8", "gguf"])
+def test_two_ranks_agree_with_every_activation(name: str, activation: Activation) -> None:
+    """Of int8 rows, and of GGUF's gathered columns."""
+    scheme = SCHEMES["bf16" if name == "gguf" else name]
+    weights, world = scheme.weights(inter=128), World(2)
+
+    def layer(rank: int) -> Tensor:
+        ops, ranks = emulated(), Ranks(world, rank)
+        if name == "gguf":
+            assert isinstance(weights, Bf16ExpertWeights)
+            experts = Experts(prepare_ascend_gguf(weights, ranks, ops), activation)
+            return AscendTPDispatcher(as_they_are(Bf16Rows, ops)).then(experts)(ROWS, routing(12, 3)).completed(ranks)
+        part = experts_of(shard_inter(weights, rank, 2), ops, activation)
+        return AscendTPDispatcher(as_int8(ops)).then(part)(ROWS, routing(12, 3)).completed(ranks)
+
+    for output in world.run(layer):
+        assert 0 < error(output, expected(ROWS.data, routing(12, 3), weights, activation)) < 1.5 * scheme.error
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -131,6 +160,13 @@ class TestDtypes:
         assert output.dtype == torch.float16
         assert 0 < error(output, expected(rows.data, routing(12, 3), weights, SiluAndMul())) < 0.02
 
+    def test_what_another_runner_makes_of_int8_rows_is_brought_to_it(self) -> None:
+        weights, rows = SCHEMES["w8a8"].weights(), Fp16Rows(ROWS.data.half())
+        assert isinstance(weights, Int8ChannelExpertWeights)
+        output = AscendTPDispatcher(as_int8(emulated())).then(Experts(prepare_reference(weights)))(rows, routing(12, 3)).completed(OneRank())
+        assert output.dtype == torch.float16
+        assert 0 < error(output, expected(rows.data, routing(12, 3), weights, SiluAndMul())) < 0.02
+
     def test_scales_for_bf16_do_not_give_fp16(self) -> None:
         weights, ops = SCHEMES["w8a8"].weights(), emulated()
         assert isinstance(weights, Int8ChannelExpertWeights)
@@ -138,11 +174,11 @@ class TestDtypes:
         with pytest.raises(UnsupportedError, match=r"give torch\.bfloat16, and torch\.float16 was asked for: scales in bf16 go with bf16"):
             layer(Fp16Rows(ROWS.data.half()), routing(12, 3))
 
-    @pytest.mark.parametrize("name", ["w4a8", "awq"])
+    @pytest.mark.parametrize("name", ["w4a8", "awq", "gptq", "compressed"])
     def test_other_quantised_weights_of_an_fp16_model(self, name: str) -> None:
         weights, ops, rows = SCHEMES[name].weights(), emulated(), Fp16Rows(ROWS.data.half())
         dispatcher = AscendTPDispatcher(as_they_are(Fp16Rows, ops))
-        if isinstance(weights, AwqExpertWeights):
+        if isinstance(weights, AwqExpertWeights | GptqExpertWeights | CompressedInt4ExpertWeights):
             output = dispatcher.then(Experts(prepare_ascend_fp16(weights, ops)))(rows, routing(12, 3)).hidden_states
         else:
             assert isinstance(weights, ModelSlimW4A8ExpertWeights)

@@ -11,7 +11,9 @@ from torch import Tensor
 from moe_typed import Bf16Rows, GateUp, Interleaved, MxFp8Rows, SiluAndMul, UpGate, debug
 from moe_typed.formats import Fp16Rows, GateUpOrder, Int8ChannelExpertWeights, MxFp8PairRows, Payload
 from moe_typed.ops.quantize.reference import quantize_mxfp8
+from moe_typed.runners import Activation, GeluAndMul, GeluTanhAndMul
 from moe_typed.runners.ascend import components
+from moe_typed.runners.ascend.activations import half_activation, int8_activation
 from moe_typed.runners.ascend.components import (
     AllGatheredActivation,
     AllGatheredFinalize,
@@ -48,6 +50,7 @@ from moe_typed.runners.ascend.components import (
     Unpermute,
     W8A8Matmul,
 )
+from moe_typed.runners.ascend.library import AscendLibrary
 from moe_typed.runners.ascend.weights.whole import w8a8_operands
 from moe_typed.stages import AscendRowsInput, GroupCounts, GroupEnds, GroupPairs, OneRank, RowMajorIndex
 from tests.emulation.ascend.extension import EmulatedAscendExtensionOps
@@ -192,6 +195,17 @@ class TestActivation:
         gate, up = order.split(joined.rows.data.float(), -1)
         assert found.hidden == 64
         assert 0 < error(found.dequantize(), formula(gate, up)) < 0.02
+
+    @pytest.mark.parametrize("make", [half_activation, int8_activation])
+    def test_the_two_gelus_are_two(self, make: Callable[[AscendLibrary, Activation], AscendActivation[GateUp, Any]]) -> None:
+        """They differ by a tenth where both are small."""
+        gate = torch.linspace(-3.5, -2.5, 64).bfloat16().repeat(12, 1)
+        joined, groups = JoinedRows(Bf16Rows(torch.cat((gate, torch.ones_like(gate)), 1)), GateUp), GroupCounts(torch.tensor([4, 0, 8]))
+        exact, tanh = (make(AscendLibrary(emulated()), activation).activate(joined, groups) for activation in (GeluAndMul(), GeluTanhAndMul()))
+        approximate = gate.float() * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate.float() + 0.044715 * gate.float() ** 3))) / 2
+        assert error(exact.dequantize(), gelu(gate.float(), torch.ones(12, 64))) < 0.01
+        assert error(tanh.dequantize(), approximate) < 0.01
+        assert error(exact.dequantize(), approximate) > 0.03
 
     def test_an_order_that_operators_do_not_read(self) -> None:
         with pytest.raises(ValueError, match="read halves or alternating columns, gate first; not up, then gate"):

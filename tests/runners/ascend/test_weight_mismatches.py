@@ -24,7 +24,7 @@ from moe_typed.runners.ascend.components import (
 )
 from moe_typed.runners.ascend.ops import AclFormat
 from moe_typed.runners.ascend.weights.int4 import w4a8_operands
-from moe_typed.runners.ascend.weights.layout import dense_matrices
+from moe_typed.runners.ascend.weights.layout import dense_matrices, int8_matrices
 from moe_typed.runners.ascend.weights.operands import W4A8Operand, W4A16Operand
 from moe_typed.runners.ascend.weights.scales import AddOffset, CarriedScale, FlatCarriedScale, QuantParam, carry, carry_flat, quant_param
 from moe_typed.runners.ascend.weights.whole import bf16_operands
@@ -168,9 +168,14 @@ class Test23PhysicalFormat:
 
     def test_a_size_that_tiles_do_not_divide_stays_as_it_is_and_says_so(self) -> None:
         assert dense_matrices(emulated(), torch.zeros(2, 24, 16))[1] is AclFormat.ND
+        assert dense_matrices(emulated(), torch.zeros(2, 16, 24))[1] is AclFormat.ND
         assert dense_matrices(emulated(), torch.zeros(2, 32, 16))[1] is AclFormat.FRACTAL_NZ
+        assert int8_matrices(emulated(), torch.zeros(2, 48, 16, dtype=torch.int8))[1] is AclFormat.ND
+        assert int8_matrices(emulated(), torch.zeros(2, 64, 16, dtype=torch.int8))[1] is AclFormat.FRACTAL_NZ
 
     def test_products_that_read_tiles_alone_refuse_it(self) -> None:
         for name in ("w4a8", "w4a4"):
             with pytest.raises(UnsupportedError, match="w2 has 72 columns; int4 weights for integer rows need a multiple of 64"):
                 experts_of(SCHEMES[name].weights(hidden=72), emulated())
+            with pytest.raises(UnsupportedError, match="w13 has 160 columns"):
+                experts_of(SCHEMES[name].weights(inter=80), emulated())
