@@ -6,10 +6,10 @@ from typing import Final, final
 
 import attrs
 
-from ..formats import AnyConversion, Payload
-from ..runners import ACTIVATIONS, REFERENCE_ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
+from ..formats import AnyConversion, Fp8TensorExpertWeights, Payload
+from ..runners import ACTIVATIONS, REFERENCE_ACTIVATIONS, TRITON_ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
-from ..runners.aiter import suits
+from ..runners.aiter import NEEDS_STATIC, suits
 from ..runners.ascend import ASCEND_ACTIVATIONS, AscendMxFp8Weights
 from ..table import Row
 from .aiter_wire import wire_for_aiter
@@ -97,7 +97,9 @@ def _activations(row: Acceptance) -> tuple[str, ...]:
             return REFERENCE_ACTIVATIONS
         case RunnerName.ASCEND:
             return (SiluAndMul.name,) if row.prepared is AscendMxFp8Weights else ASCEND_ACTIVATIONS
-        case RunnerName.TRITON | RunnerName.AITER:
+        case RunnerName.TRITON:
+            return TRITON_ACTIVATIONS
+        case RunnerName.AITER:
             return ACTIVATIONS
 
 
@@ -108,6 +110,10 @@ def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel
     support = supports(problem.backend, runner)
     if support.row is None:
         return _reject(runner, RejectReason.BACKEND, "; ".join(support.reasons))
+    if runner is RunnerName.AITER and problem.weights == Fp8TensorExpertWeights.format.name:
+        return _reject(
+            runner, RejectReason.WEIGHT_FORMAT, NEEDS_STATIC
+        )  # which a problem has not; an engine that has them prepares the weights itself
     rows = [row for row in accepted_by(runner) if row.weights.format.name == problem.weights and _suits(row, problem, environment)]
     if not rows:
         known = ", ".join(dict.fromkeys(row.weights.format.name for row in accepted_by(runner)))

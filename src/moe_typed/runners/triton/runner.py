@@ -27,7 +27,7 @@ from ...ops.up_product.triton import up_product
 from ...ops.wide_product import triton as wide
 from ...routing import Ids, Routing
 from ...stages import FlatRowsInput, RunnerInput, SummedRowsOutput
-from ..activations import Activation, SiluAndMul, SwigluOai
+from ..activations import Activation, SiluAndMul, SwigluClamped, SwigluOai
 from ..base import FlatRowsMeetWeights, Runner, UnsupportedError
 from .weights import TritonExpertWeights
 
@@ -123,6 +123,8 @@ def _gate(activation: Activation) -> Gate:
             return Gate(alpha=1.0, limit=float("inf"), shift=0.0)
         case SwigluOai(alpha=alpha, limit=limit):
             return Gate(alpha, limit, shift=1.0)
+        case SwigluClamped(limit=limit):
+            return Gate(alpha=1.0, limit=limit, shift=0.0)
         case _:
             raise UnsupportedError(f"the Triton runner does not know the activation {activation.name!r}")
 
