@@ -219,6 +219,12 @@ class TestRefusals:
         with pytest.raises(UnsupportedError, match="must have the same rows"):
             dispatcher.then(experts)
 
+    @both_modes
+    def test_a_buffer_over_other_ranks_than_the_experts(self, make: Make) -> None:
+        dispatcher = make(EmulatedAscendBuffer(World(1).group(0)), NPU_BF16, 0)
+        with pytest.raises(LibraryError, match="counts of 3 local experts were expected"):
+            dispatcher.dispatch(Bf16Rows(randn(1, 3, HIDDEN).bfloat16()), physical(3, 1, 2, 3))
+
     def test_no_room_at_all(self) -> None:
         with pytest.raises(ValueError, match="max_tokens must be positive"):
             DeepEPLLNpuDispatcher(EmulatedAscendBuffer(World(1).group(0)), NPU_BF16, ExpertSpread(0, 1, EXPERTS), max_tokens=0)

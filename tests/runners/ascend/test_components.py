@@ -137,6 +137,11 @@ class TestQuant:
         assert (found.rows, found.hidden) == (12, HIDDEN)
         assert 0 < error(found.dequantize(), ROWS.data.float()) < loss
 
+    def test_exponents_of_mxfp8_follow_the_floor_rule(self) -> None:
+        """floor(log2 amax) - 8, which cuts what lies above 448: not the ceiling rule, of routing."""
+        rows = Bf16Rows(torch.full((2, 64), 500.0).bfloat16())
+        assert bool((DynamicMxFp8Quant(emulated(Device.A5)).quantise(rows).dequantize() == 448).all())
+
     def test_none_at_all(self) -> None:
         assert NoQuant[Bf16Rows]().quantise(ROWS) is ROWS
 

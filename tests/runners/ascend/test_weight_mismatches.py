@@ -127,6 +127,8 @@ class Test8And9Carriers:
                 FlatCarriedScale(param)
             with pytest.raises(BoundaryError, match="more than the 32 bits of a float32"):
                 CarriedScale(param.unsqueeze(1))
+            with pytest.raises(BoundaryError, match="more than the 32 bits of a float32"):
+                FlatCarriedScale(torch.tensor([[-1.5]]).view(torch.int32).long())  # widened with its sign
             with pytest.raises(BoundaryError, match="lacks bit 46"):
                 QuantParam(carry_flat(torch.rand(2, 8)).scale)
 
