@@ -6,7 +6,7 @@ from typing import Final, final
 
 import attrs
 
-from ..formats import AnyConversion, Fp8TensorExpertWeights, Payload
+from ..formats import AnyConversion, Bf16Rows, Fp8TensorExpertWeights, Fp16ExpertWeights, Payload
 from ..runners import ACTIVATIONS, REFERENCE_ACTIVATIONS, TRITON_ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
 from ..runners.aiter import NEEDS_STATIC, suits
@@ -84,9 +84,13 @@ def _device_fault(problem: MoEProblem, environment: Environment, runner: RunnerN
 
 
 def _suits(row: Acceptance, problem: MoEProblem, environment: Environment) -> bool:
-    """Say whether prepared weights are for this device, activation and model; AITER and Ascend have more than one class for some formats."""
+    """Say whether prepared weights are for this device, activation and model; AITER and Ascend have more than one class for some formats.
+
+    Backends of the NPU that send rows take and return bf16, whatever the model: quantised weights give what they combine.
+    """
     if row.runner is RunnerName.ASCEND:
-        return DENSE_MODELS[problem.model].rows in row.payloads
+        keeps = not problem.backend.sends or row.weights is Fp16ExpertWeights  # weights without scales give their own dtype
+        return (DENSE_MODELS[problem.model].rows if keeps else Bf16Rows) in row.payloads
     return row.runner is not RunnerName.AITER or suits(row.prepared, environment.gfx, clamped=problem.activation == SwigluOai.name)
 
 
