@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from moe_typed.integrations.transformers import NAME, configure, layer_reports, prepare, register, registration, report
+from moe_typed.integrations.transformers.implementation import held_by
 from moe_typed.runners import UnsupportedError
 from tests.integrations.transformers.support import TOLERANCE, error
 
@@ -164,7 +166,7 @@ def test_a_wire_that_is_asked_for_is_taken(wire: Any, conversions: tuple[str, ..
     model = make("Qwen3Moe", NAME, torch.bfloat16)
     own = logits(model)
     configure(model, wire=wire)
-    assert {held.report.wire for held in prepare(model)} == {wire}
+    assert {held.found.report.wire for held in prepare(model)} == {wire}
     assert all(len(row.conversions) == len(conversions) for row in layer_reports(model))
     assert torch.equal(logits(model), own) is not bool(conversions)
 
@@ -231,15 +233,22 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 class Offload:
     """What accelerate's hooks do for a module whose weights are kept elsewhere: they come before its forward and go after it."""
 
+    offload = True
+
     def __init__(self, module: nn.Module) -> None:
         self.away = {name: parameter.detach().clone() for name, parameter in module.named_parameters(recurse=False)}
+        self.brought: list[weakref.ref[Tensor]] = []
         module.register_forward_pre_hook(self.bring)
         module.register_forward_hook(self.take)
         self.take(module)
 
     def bring(self, module: nn.Module, *_: object) -> None:
+        assert all(tensor() is None for tensor in self.brought), "weights of the last forward are still held"
+        self.brought = []
         for name, tensor in self.away.items():
-            setattr(module, name, nn.Parameter(tensor.clone(), requires_grad=False))
+            here = nn.Parameter(tensor.clone(), requires_grad=False)
+            self.brought.append(weakref.ref(here))
+            setattr(module, name, here)
 
     def take(self, module: nn.Module, *_: object) -> None:
         for name, tensor in self.away.items():
@@ -247,10 +256,14 @@ class Offload:
 
 
 @pytest.mark.parametrize("name", ["Qwen3Moe", "GptOss"])
-def test_offloaded_weights_are_prepared_when_they_come(name: str) -> None:
+def test_offloaded_weights_are_prepared_when_they_come_and_let_go(name: str) -> None:
     model = make(name)
     own = generate(model)
     model.set_experts_implementation(NAME)
     for _, module in registration.experts_of(model):
-        Offload(module)
+        vars(module)["_hf_hook"] = Offload(module)
+    assert prepare(model) == ()
+    assert all("meta device" in row.refusal for row in layer_reports(model))
     assert torch.equal(generate(model), own)
+    assert all(held_by(module) is None for _, module in registration.experts_of(model))
+    assert all(row.plan is not None for row in layer_reports(model))

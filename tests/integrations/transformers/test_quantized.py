@@ -84,7 +84,7 @@ def test_fp8_blocks_are_taken_as_they_are(scale_fmt: str, limit: float | None, a
     assert error(got, expected) < 2.0**-8  # results are rounded to bf16, in which fp8 models compute
     held = held_by(module)
     assert held is not None
-    assert held.activation == activation
+    assert held.found.activation == activation
     weights = held.adapted.weights
     assert isinstance(weights, Fp8Block128ExpertWeights)
     assert weights.w13 is module.get_parameter("gate_up_proj")
@@ -197,7 +197,7 @@ class TestMxFp4:
         assert isinstance(held.adapted.weights, MxFp4ExpertWeights)
         assert held.adapted.weights.order is Interleaved
         assert held.adapted.weights.w13.data_ptr() == experts.gate_up_proj_blocks.data_ptr()
-        assert (held.adapted.copied, held.activation) == (0, SwigluOai())
+        assert (held.adapted.copied, held.found.activation) == (0, SwigluOai())
         assert layer_reports(model)[0].weights == "MxFp4ExpertWeights"
 
     def test_a_new_state_is_followed(self) -> None:

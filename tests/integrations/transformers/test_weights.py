@@ -117,7 +117,7 @@ def test_another_dtype_is_followed(experts: ExpertsClass) -> None:
     check(module, run)
     before = held(module)
     module.to(torch.bfloat16)
-    assert check(module, run, torch.bfloat16).compute is torch.bfloat16
+    assert check(module, run, torch.bfloat16).found.compute is torch.bfloat16
     assert held(module) is not before
 
 
@@ -180,14 +180,14 @@ def test_a_layer_ends_with_its_module(experts: ExpertsClass) -> None:
 def test_options_are_those_of_the_module_or_else_the_registered_ones() -> None:
     module = QWEN.small(torch.float32)
     one, other = ExpertsImplementation(Options()), ExpertsImplementation(Options(wire="bf16"))
-    assert check(module, one.__call__).report.wire == "fp32"
+    assert check(module, one.__call__).found.report.wire == "fp32"
     hidden_states, ids, weights = inputs(4, torch.float32)
     with torch.no_grad():
         rounded = other(module, hidden_states, ids, weights)
-        assert held(module).report.wire == "bf16"
+        assert held(module).found.report.wire == "bf16"
         give_options(module, Options(runner="reference"))
         exact = other(module, hidden_states, ids, weights)
-    assert held(module).report.wire == "fp32"
+    assert held(module).found.report.wire == "fp32"
     assert not torch.equal(rounded, exact)
 
 
@@ -277,7 +277,7 @@ class TestTriton:
     def test_runs_what_it_can(self, experts: ExpertsClass) -> None:
         module, run = experts.small(torch.float32), typed()
         layer = check(module, run)
-        assert layer.report.runner == "triton"
+        assert layer.found.report.runner == "triton"
         assert (layer.adapted.relaid > 0) is (experts is GPT_OSS)
         assert layer.adapted.weights.order is (Interleaved if experts is GPT_OSS else layer.adapted.weights.order)
         scale_in_place(module, "gate_up_proj")
@@ -285,7 +285,7 @@ class TestTriton:
 
     @pytest.mark.parametrize("experts", [INKLING, MUSE, NEMOTRON], ids=lambda experts: experts.name)
     def test_leaves_the_rest_to_the_reference_and_says_so(self, experts: ExpertsClass) -> None:
-        report = check(experts.small(torch.float32), typed()).report
+        report = check(experts.small(torch.float32), typed()).found.report
         assert report.runner == "reference"
         assert [loss.preferred for loss in report.degradations] == ["triton"]
 

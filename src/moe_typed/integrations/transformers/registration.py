@@ -6,9 +6,9 @@ from typing import Final, cast
 import torch
 from torch import nn
 
-from .implementation import ExpertsImplementation, give_options, held_by, options_of
+from .implementation import ExpertsImplementation, brought, found_by, give_options, held_by, options_of
 from .implementation import prepare as prepare_module
-from .layers import Held
+from .layers import Found, Held
 from .mxfp4 import MxFp4Experts
 from .options import NAME, DebugChoice, Options, RunnerChoice, WireChoice
 
@@ -65,14 +65,20 @@ def configure(
 def prepare(model: nn.Module) -> tuple[Held, ...]:
     """Prepare every expert layer of a model now: before ``torch.compile(fullgraph=True)``, or to meet a refusal before any numbers.
 
-    A layer that holds what the module has is kept. Raises: UnsupportedError, with the reason, for the first layer that cannot be run;
-    RuntimeError before ``register``.
+    A layer that holds what the module has is kept; one whose weights are brought for each forward is left to its forward. Raises: UnsupportedError,
+    with the reason, for the first layer that cannot be run; RuntimeError before ``register``.
     """
-    return tuple(held_now(module) for _, module in experts_of(model))
+    return tuple(_held_now(module) for _, module in experts_of(model) if not brought(module))
 
 
-def held_now(module: nn.Module) -> Held:
-    """Return the layer of an experts module, prepared if need be. Raises: as ``prepare``."""
+def find_out(module: nn.Module) -> Found:
+    """Return what becomes of an experts module, whose layer is prepared for it unless its weights are away. Raises: as ``prepare``."""
+    found = found_by(module)
+    away = any(parameter.is_meta for parameter in module.parameters())
+    return found if found is not None and away else _held_now(module).found
+
+
+def _held_now(module: nn.Module) -> Held:
     options, held = options_of(module) or registered().options, held_by(module)
     dtype = rows_dtype(module)
     if held is not None and held.serves(module, torch.empty(0, dtype=dtype), options):
