@@ -115,9 +115,7 @@ def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel
     if support.row is None:
         return _reject(runner, RejectReason.BACKEND, "; ".join(support.reasons))
     if runner is RunnerName.AITER and problem.weights == Fp8TensorExpertWeights.format.name:
-        return _reject(
-            runner, RejectReason.WEIGHT_FORMAT, NEEDS_STATIC
-        )  # which a problem has not; an engine that has them prepares the weights itself
+        return _reject(runner, RejectReason.WEIGHT_FORMAT, NEEDS_STATIC)  # a problem has none
     rows = [row for row in accepted_by(runner) if row.weights.format.name == problem.weights and _suits(row, problem, environment)]
     if not rows:
         known = ", ".join(dict.fromkeys(row.weights.format.name for row in accepted_by(runner)))
