@@ -26,7 +26,7 @@ every_order = pytest.mark.parametrize("order", ORDERS)
 
 def test_no_class_is_forgotten() -> None:
     """Those that are stored with the reduction first, or without a gate, have tests of their own: test_stored.py."""
-    apart = {cls for cls in catalogue.WEIGHTS if issubclass(cls, (TransposedExpertWeights, UngatedExpertWeights))}
+    apart: set[type] = {cls for cls in catalogue.WEIGHTS if issubclass(cls, (TransposedExpertWeights, UngatedExpertWeights))}
     assert {case.cls for case in CASES.values()} == set(catalogue.WEIGHTS) - apart
 
 
