@@ -29,7 +29,7 @@ from moe_typed import (
     debug,
     from_topk,
 )
-from moe_typed.dispatchers import CapacityError, MoriNormalDispatcher
+from moe_typed.dispatchers import CapacityError, MoriNormalDispatcher, PairedArena
 from moe_typed.formats import Fp8Block128SlabRows, relayouts
 from moe_typed.routing import ExpertMap, ExpertMask, contiguous_residence, fill_nowhere, in_order, localize, localize_by_map, to_sink
 from moe_typed.runners import PreparedWeights, prepare_aiter, reference_experts
@@ -297,7 +297,7 @@ def test_capacity(capacity: int) -> None:
         config = mori_config(groups[rank], "bf16", EpDispatchCombineKernelType.IntraNode)
         config.max_num_inp_token_per_rank = capacity
         op = EmulatedDispatchCombineOp(config, group=groups[rank], gfx="gfx950")
-        dispatcher = MoriNormalDispatcher(op, bf16_as_is, contiguous_residence(PhysicalIds, EXPERTS, rank * LOCAL, LOCAL, CPU))
+        dispatcher = MoriNormalDispatcher(op, bf16_as_is, contiguous_residence(PhysicalIds, EXPERTS, rank * LOCAL, LOCAL, CPU), arena=PairedArena())
         layer = dispatcher.then(Experts(prepared(held_by(w, rank))))
         for tokens in range(9):
             rows, topk_ids, topk_weights = random_rows(tokens), ids([0, 1]).repeat(tokens, 1), torch.full((tokens, 2), 0.5)  # all to one rank

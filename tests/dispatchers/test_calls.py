@@ -18,7 +18,9 @@ from moe_typed.dispatchers import (
     MooncakeDispatcher,
     MoriNormalDispatcher,
     NixlDispatcher,
+    PairedArena,
     ReceiveCap,
+    RingArena,
     VerifiedCap,
 )
 from moe_typed.routing import fill_nowhere, in_order
@@ -83,7 +85,7 @@ def test_mooncake_is_given_the_health_mask_and_the_timeout_both_ways() -> None:
     group, active = one_rank(), torch.ones(1, dtype=torch.int32)
     recorder = Recorder(EmulatedMooncakeBuffer(group))
     buffer = cast("MooncakeBuffer", recorder)
-    dispatcher = MooncakeDispatcher(buffer, LL_BF16, spread_of(group), max_tokens=CAPACITY, active_ranks=active, timeout_us=70_000)
+    dispatcher = MooncakeDispatcher(buffer, LL_BF16, spread_of(group), max_tokens=CAPACITY, active_ranks=active, timeout_us=70_000, arena=RingArena())
     there_and_back(cast("AnyDispatcher", dispatcher))
     (sent, _), (home, _) = recorder.calls
     assert sent[2] is active
@@ -100,7 +102,8 @@ def test_combine_compresses_where_it_is_asked_to(
     recorder = Recorder(low_latency_buffer(group) if library is DeepEPLowLatencyDispatcher else nixl_buffer(group, torch.int64))
     buffer = cast("LowLatencyBuffer[object]", recorder)
     make = cast("Callable[..., AnyDispatcher]", library)
-    there_and_back(make(buffer, LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64, use_logfmt=use_logfmt))
+    settings = {"max_tokens": CAPACITY, "topk_idx_t": torch.int64, "arena": RingArena(), "use_logfmt": use_logfmt}
+    there_and_back(make(buffer, LL_BF16, spread_of(group), **settings))
     assert [kwargs.get("use_logfmt") for _, kwargs in recorder.calls] == [None, use_logfmt]
 
 
@@ -115,7 +118,7 @@ def all_to_the_first(cap: ReceiveCap) -> None:
 
     def body(rank: int) -> Tensor:
         group = world.group(rank)
-        dispatcher = MoriNormalDispatcher(mori_op(group, "bf16", Kernel.IntraNode), bf16_as_is, residence_of(group), cap=cap)
+        dispatcher = MoriNormalDispatcher(mori_op(group, "bf16", Kernel.IntraNode), bf16_as_is, residence_of(group), cap=cap, arena=PairedArena())
         routing = fill_nowhere(in_order(from_topk(topk_ids, topk_weights, 2 * LOCAL)))
         return dispatcher.then(experts_for(dispatcher.payload, prepared(held_by(w, rank))))(Bf16Rows(data), routing)
 

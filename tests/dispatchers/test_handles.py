@@ -140,7 +140,9 @@ class BrokenBuffer:
 
 def test_a_failed_combine_ends_the_handle() -> None:
     group = World(1).group(0)
-    dispatcher = DeepEPLowLatencyDispatcher(BrokenBuffer(group), LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64)
+    dispatcher = DeepEPLowLatencyDispatcher(
+        BrokenBuffer(group), LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64, arena=RingArena()
+    )
     rows, routing = batch("full", 0, LOCAL, WIDE)
     experts = experts_for(Bf16Rows, prepared(weights("bf16", LOCAL, WIDE)))
     results = experts(dispatcher.dispatch(rows, slots(SETUPS["deepep ll"], routing)))
@@ -241,7 +243,9 @@ def test_a_repr_names_the_class_the_wire_and_the_rank(name: str) -> None:
 def test_a_repr_shows_what_changes_numbers() -> None:
     group = World(1).group(0)
     buffer, spread = low_latency_buffer(group), spread_of(group)
-    assert "use_logfmt" in repr(DeepEPLowLatencyDispatcher(buffer, LL_BF16, spread, max_tokens=4, topk_idx_t=torch.int64, use_logfmt=True))
+    assert "use_logfmt" in repr(
+        DeepEPLowLatencyDispatcher(buffer, LL_BF16, spread, max_tokens=4, topk_idx_t=torch.int64, use_logfmt=True, arena=RingArena())
+    )
     assert "quant_type='none'" in repr(Rank("mori normal", group).dispatcher)
     assert "expert_alignment=4" in repr(Rank("deepep normal", group).dispatcher)
     assert "max_tokens=4" in repr(DeepEPNormalDispatcher(EmulatedBuffer(group), bf16_as_is, spread, topk_idx_t=torch.int64, max_tokens=4))

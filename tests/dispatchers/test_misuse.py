@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moe_typed import Bf16Rows, BoundaryError, CombineInput, PhysicalIds, bf16_as_is, debug
-from moe_typed.dispatchers import MoriNormalDispatcher, PendingCombine
+from moe_typed.dispatchers import MoriNormalDispatcher, PairedArena, PendingCombine
 from moe_typed.routing import ExpertMap, Residence, contiguous_residence
 from moe_typed.stages import Handle, HandleError, HandleWarning
 from tests.dispatchers.support import LOCAL, SETUPS, batch, experts_for, held_by, mori_op, prepared, slots, weights
@@ -34,8 +34,8 @@ def test_a_residence_of_slots_that_mori_sends_elsewhere() -> None:
         for residence in (other, Residence(other.mask, mine.map), Residence(mine.mask, other.map), backwards):
             first = rank * LOCAL
             with pytest.raises(ValueError, match=f"not of slots {first} to {first + LOCAL - 1} in order, which MoRI sends to rank {rank}"):
-                MoriNormalDispatcher(op, bf16_as_is, residence)
-        MoriNormalDispatcher(op, bf16_as_is, mine)
+                MoriNormalDispatcher(op, bf16_as_is, residence, arena=PairedArena())
+        MoriNormalDispatcher(op, bf16_as_is, mine, arena=PairedArena())
 
     with debug("off"):
         world.run(body)

@@ -115,13 +115,15 @@ class Ticket(Generic[T]):
 class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_co, T]):
     """The base of low-latency dispatchers. ``max_tokens`` is the most rows that a rank may send, equal on all ranks.
 
+    ``arena``: one for each object of the library, which all dispatchers over it are given: none of them sees what the others dispatch.
+
     Raises: UnsupportedError for a wire that the library does not have; ValueError for sizes that its kernels refuse.
     """
 
     library: ClassVar[str]
     wires: ClassVar[tuple[LowLatencyWire[Payload], ...]]
 
-    def __init__(self, wire: LowLatencyWire[P_co], spread: ExpertSpread, max_tokens: int, id_dtype: torch.dtype, arena: RingArena | None) -> None:
+    def __init__(self, wire: LowLatencyWire[P_co], spread: ExpertSpread, max_tokens: int, id_dtype: torch.dtype, arena: RingArena) -> None:
         if wire not in self.wires:
             names = ", ".join(known.name for known in self.wires)
             raise UnsupportedError(f"{self.library} has no wire {wire.name}; it has {names}")
@@ -130,7 +132,7 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
         self.wire = wire
         self.spread = spread
         self.max_tokens = max_tokens
-        self.arena = RingArena() if arena is None else arena
+        self.arena = arena
         self._id_dtype = id_dtype
 
     @override

@@ -47,7 +47,7 @@ class BufferDispatcher(SlabDispatcher[P_co, C, D_co, T], Generic[P_co, C, D_co, 
     """The base of both.
 
     ``topk_idx_t``: the library's attribute of that name, the dtype of ids that it was built with. ``use_logfmt``: combine sends about 10 bits a
-    value. ``arena``: that of the buffer, where layers share one.
+    value.
     """
 
     wires: ClassVar[tuple[LowLatencyWire[Payload], ...]] = (LL_BF16, LL_FP8, LL_FP8_UE8M0)
@@ -60,8 +60,8 @@ class BufferDispatcher(SlabDispatcher[P_co, C, D_co, T], Generic[P_co, C, D_co, 
         *,
         max_tokens: int,
         topk_idx_t: torch.dtype,
+        arena: RingArena,
         use_logfmt: bool = False,
-        arena: RingArena | None = None,
     ) -> None:
         super().__init__(wire, spread, max_tokens, topk_idx_t, arena)
         self.use_logfmt = use_logfmt

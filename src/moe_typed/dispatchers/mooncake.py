@@ -74,7 +74,7 @@ class MooncakeDispatcher(SlabDispatcher[P_co, MooncakeCombineInput, MooncakeDisp
         max_tokens: int,
         active_ranks: Tensor | None,
         timeout_us: int,
-        arena: RingArena | None = None,
+        arena: RingArena,
     ) -> None:
         super().__init__(wire, spread, max_tokens, torch.int64, arena)
         if active_ranks is not None and (active_ranks.dtype != torch.int32 or active_ranks.shape != (spread.ranks,)):

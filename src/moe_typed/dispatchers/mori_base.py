@@ -63,8 +63,8 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
     """The base of dispatchers over MoRI.
 
     ``wire``: what is sent; the op's config must have room for exactly this. ``residence``: the slots of this rank. ``cap``: how much of the arena
-    is looked at. ``own_result``: combine returns memory of its own; without it, a view that the next combine overwrites. ``arena``: that of the op,
-    where layers share one.
+    is looked at. ``own_result``: combine returns memory of its own; without it, a view that the next combine overwrites. ``arena``: one for
+    each op, which all dispatchers over it are given: none of them sees what the others dispatch.
 
     Every route must go somewhere (``routing.fill_nowhere``): MoRI's kernels disagree on -1. Rows that are padding by a count on the host are not
     sent; by a count on the device they are, hence must hold finite numbers. Either way they come home as zeros.
@@ -85,9 +85,9 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         wire: Conversion[M_contra, P_co],
         residence: Residence[PhysicalIds],
         *,
+        arena: PairedArena,
         cap: ReceiveCap = _WHOLE,
         own_result: bool = True,
-        arena: PairedArena | None = None,
     ) -> None:
         require_carried(wire.target, BY_ROW, self.library)
         check_scales(config, wire.target)
@@ -103,7 +103,7 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         self.residence = residence
         self.cap = cap
         self.own_result = own_result
-        self.arena = PairedArena() if arena is None else arena
+        self.arena = arena
         self._config = config
         self._reset = reset
 
