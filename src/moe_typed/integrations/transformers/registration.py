@@ -27,6 +27,8 @@ def register(*, runner: RunnerChoice = "auto", wire: WireChoice = "auto", debug:
         from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     except ImportError as error:
+        if error.name is not None and error.name.partition(".")[0] != "transformers":
+            raise  # transformers is there, and lacks something itself
         raise ImportError(_MISSING) from error
     implementation = ExpertsImplementation(options)
     for interface in (ALL_EXPERTS_FUNCTIONS, ALL_FP8_EXPERTS_FUNCTIONS):
