@@ -2,13 +2,14 @@
 
 import gc
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import Bf16Rows, CombineInput, DispatchOutput, Payload, bf16_as_is
+from moe_typed import Bf16Rows, BoundaryError, CombineInput, DispatchOutput, Payload, Routing, bf16_as_is
 from moe_typed.dispatchers import (
     LL_BF16,
     ArenaError,
@@ -19,7 +20,7 @@ from moe_typed.dispatchers import (
     PairedArena,
     RingArena,
 )
-from moe_typed.routing import fill_nowhere, in_order
+from moe_typed.routing import PhysicalIds, fill_nowhere, in_order
 from moe_typed.stages import DeepEPLLHandle, HandleError, HandleWarning
 from tests.dispatchers.support import (
     CAPACITY,
@@ -150,6 +151,23 @@ def test_a_failed_combine_ends_the_handle() -> None:
         dispatcher.combine(results)
     with pytest.raises(HandleError, match=r"ended with an error \(RuntimeError: timed out\)"):
         dispatcher.combine(results)
+
+
+# ---- origins -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in SETUPS if name.startswith(("deepep ll", "mooncake", "nixl", "mori"))])
+def test_weights_come_home_with_the_ids_that_they_were_sent_with(name: str) -> None:
+    """A routing of the same shape with other ids would be combined without a word: the ids are the handle's, the weights those of the origin."""
+    here = Rank(name, World(1).group(0))
+    dispatched = here.dispatch()
+    results = here.experts(dispatched)
+    sent = cast("Routing[PhysicalIds]", vars(results)["origin"])
+    other = attrs.evolve(sent, topk_ids=sent.topk_ids.flip(1))
+    with pytest.raises(BoundaryError, match=rf"CombineInput\.origin: is the routing {id(other):#x} .* dispatched by the routing {id(sent):#x}"):
+        here.dispatcher.combine(cast("Callable[..., CombineInput]", attrs.evolve)(results, origin=other))
+    with pytest.raises(HandleError, match="ended with an error"):
+        here.dispatcher.combine(results)
 
 
 # ---- arenas -------------------------------------------------------------------------------------------------------------------------

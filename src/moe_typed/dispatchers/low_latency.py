@@ -20,7 +20,7 @@ from ..stages import CombineInput, DispatchOutput, Handle, ReceivedPerExpert, Sl
 from .arena import RingArena
 from .base import Dispatcher
 from .errors import LibraryError
-from .outgoing import OutgoingRows, check_capacity, masked_ids, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, masked_ids, refuse_tracing, same_origin
 from .pending import PendingCombine, PendingDispatch
 from .spread import ExpertSpread
 
@@ -106,10 +106,11 @@ class Sent(Generic[T]):
 @final
 @attrs.frozen(eq=False)
 class Ticket(Generic[T]):
-    """What combine needs: the library's handle, and this rank's ids in the dtype that they were converted to once."""
+    """What combine needs: the library's handle, this rank's ids in the dtype that they were converted to once, and the routing that they are of."""
 
     handle: T
     ids: Tensor
+    origin: Routing[SlotIds]
 
 
 class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_co, T]):
@@ -181,7 +182,7 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
         ids = masked_ids(routing, self._id_dtype)
         self.arena.claim()
         sent = self._send(rows.data.contiguous(), ids, hook)
-        handle, deliver = self._promise(sent, Ticket(sent.handle, ids), routing, self.spread.expected_rows(*ids.shape))
+        handle, deliver = self._promise(sent, Ticket(sent.handle, ids, routing), routing, self.spread.expected_rows(*ids.shape))
         self.arena.hold(handle)
         try:
             return PendingDispatch(_after(sent.hook, deliver, hook), handle)
@@ -203,6 +204,7 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
         handle, origin = combine_input.handle, combine_input.origin
         ticket = cast("Ticket[T]", handle.consume(self))  # the owner that it is given to made it
         try:
+            same_origin(combine_input, origin, ticket.origin)
             combined, received = self._fetch(combine_input.hidden_states, origin.topk_weights.contiguous(), ticket, hook)
             return PendingCombine(_after(received, lambda: origin.scaling.settle(combined), hook), handle)
         except Exception as error:

@@ -20,7 +20,7 @@ from .arena import PairedArena
 from .base import Dispatcher
 from .errors import LibraryError
 from .mori_config import MoriConfig
-from .outgoing import OutgoingRows, check_capacity, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, refuse_tracing, same_origin
 from .pending import PendingCombine, PendingDispatch
 from .receive import ReceiveCap, WholeArena
 from .spread import ExpertSpread
@@ -39,10 +39,11 @@ _WHOLE: Final = WholeArena()
 @final
 @attrs.frozen(eq=False)
 class MoriTicket:
-    """What combine needs: the ids that were sent, of how many rows, and the library's handle where it has one."""
+    """What combine needs: the ids that were sent, of how many rows and which routing, and the library's handle where it has one."""
 
     ids: Tensor
     rows: int
+    origin: Routing[PhysicalIds]
     routing: object
 
 
@@ -158,7 +159,7 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         weights = routing.topk_weights[:sent].contiguous()
         self.arena.claim()
         arrival = self._send(payload.data.contiguous(), weights, None if scale is None else scale.contiguous(), ids)
-        handle, deliver = self._promise(arrival, MoriTicket(ids, rows.rows, arrival.routing), routing)
+        handle, deliver = self._promise(arrival, MoriTicket(ids, rows.rows, routing, arrival.routing), routing)
         self.arena.hold(handle)
 
         def finish() -> D_co:
@@ -190,6 +191,7 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         handle, origin = combine_input.handle, combine_input.origin
         ticket = cast("MoriTicket", handle.consume(self))  # the owner that it is given to made it
         try:
+            same_origin(combine_input, origin, ticket.origin)
             combined, receive = self._fetch(combine_input.hidden_states.contiguous(), ticket)
         except Exception as error:
             handle.fail(error)

@@ -5,9 +5,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..boundary import boundary
+from ..boundary import boundary, value_error
 from ..formats import Payload
 from ..routing import Routing, SlotIds, live_mask
+from ..stages import CombineInput
 from .errors import CapacityError
 
 
@@ -32,6 +33,18 @@ def refuse_tracing(dispatcher: object) -> None:
     """
     if torch.compiler.is_compiling():
         raise RuntimeError(f"{dispatcher!r} calls a communication library, which torch.compile cannot trace: compile what is before and after it")
+
+
+def same_origin(combine_input: CombineInput, given: Routing[SlotIds], sent: Routing[SlotIds]) -> None:
+    """Raise BoundaryError for a combine input whose origin is not the routing that was dispatched: its weights would meet the ids of that one."""
+    if given is not sent:
+        reason = f"is {_about(given)}, but the rows of this handle were dispatched by {_about(sent)}"
+        raise value_error(combine_input, "origin", reason, "Hand on the origin of the dispatch output as it is; change no weights after dispatch.")
+
+
+def _about(routing: Routing[SlotIds]) -> str:
+    rows, k = routing.topk_ids.shape
+    return f"the routing {id(routing):#x} of {rows} rows x {k}"
 
 
 def check_capacity(rows: int, most: int) -> None:
