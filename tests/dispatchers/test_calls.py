@@ -56,6 +56,7 @@ class Recorder:
     """A library whose calls are kept: positional arguments, then those by name."""
 
     methods: ClassVar[tuple[str, ...]] = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
+    rank, group_size = 0, 1
 
     def __init__(self, inner: object) -> None:
         self.calls: list[tuple[tuple[object, ...], dict[str, object]]] = []

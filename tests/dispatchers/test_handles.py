@@ -124,6 +124,7 @@ class BrokenBuffer:
 
     def __init__(self, group: Group) -> None:
         self._inner = low_latency_buffer(group)
+        self.rank, self.group_size = group.rank(), group.size()
         self.low_latency_dispatch = self._inner.low_latency_dispatch
 
     def low_latency_combine(

@@ -93,6 +93,8 @@ def test_mooncake_on_the_path_that_was_not_declared(fallback: bool, says: str) -
 class LyingNixl:
     """A buffer of as many local experts as it likes, without hooks."""
 
+    rank, group_size = 0, 1
+
     def __init__(self, experts: int, counts: int) -> None:
         self.experts, self.counts = experts, counts
 
@@ -169,6 +171,8 @@ def test_a_row_of_zero_bytes(dtype: torch.dtype) -> None:
 class SilentNormal:
     """A buffer that forgets ids, as it does for a cached layout."""
 
+    rank, group_size = 0, 1
+
     def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor, object]:
         return topk_idx, None, topk_idx, topk_idx, None
 
@@ -201,6 +205,8 @@ class SilentHandle:
 
 class SilentElastic:
     """A buffer that forgets ids and weights."""
+
+    rank_idx, num_ranks = 0, 1
 
     def dispatch(
         self,

@@ -38,6 +38,16 @@ class ElasticHandle(Protocol):
 class DeepEPElasticBuffer(Protocol[H]):
     """What is called of ``deep_ep.ElasticBuffer``; ``H`` is ``deep_ep.EPHandle``."""
 
+    @property
+    def rank_idx(self) -> int:
+        """Return which rank of its group this is."""
+        ...
+
+    @property
+    def num_ranks(self) -> int:
+        """Return how many ranks the group has."""
+        ...
+
     @overload
     def dispatch(
         self,
@@ -89,7 +99,7 @@ class ElasticDispatcher(Dispatcher[M_contra, P_co, C, SlotIds]):
 
     A rank without rows sends one row of zeros with weight 0, as engines do: DeepEP does not say that a rank may send none. Combine leaves it out.
 
-    Raises: UnsupportedError for a payload that DeepEP V2 cannot carry.
+    Raises: UnsupportedError for a payload that DeepEP V2 cannot carry; ValueError for a spread over another group than the buffer's.
     """
 
     expands: ClassVar[bool]
@@ -107,6 +117,7 @@ class ElasticDispatcher(Dispatcher[M_contra, P_co, C, SlotIds]):
         require_carried(wire.target, (*BY_ROW, *BY_COLUMN), "DeepEP V2")
         if expert_alignment < 1 or max_tokens < 1:
             raise ValueError(f"expert_alignment and max_tokens must be positive; got {expert_alignment} and {max_tokens}")
+        spread.demand_group("DeepEP V2", buffer.rank_idx, buffer.num_ranks)
         scale = wire.target.format.scale
         self.wire = wire
         self.spread = spread
