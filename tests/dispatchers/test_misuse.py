@@ -82,6 +82,20 @@ def test_an_error_of_experts_that_are_called_by_hand_ends_the_handle(name: str) 
         dispatcher.combine(results)
 
 
+@pytest.mark.parametrize("name", [name for name in SETUPS if name.startswith(("deepep v2", "deepep ll", "mooncake", "nixl"))])
+def test_a_row_that_names_a_slot_twice_is_found_before_a_kernel_traps(name: str) -> None:
+    setup = SETUPS[name]
+    dispatcher = setup.dispatcher(World(1).group(0), "bf16")
+    rows, routing = batch("full", 0, LOCAL, setup.hidden)
+    twice = slots(setup, routing)
+    twice = attrs.evolve(twice, topk_ids=torch.tensor([[0, 1], [-1, -1], [1, 1], [0, 0]], dtype=torch.int32), live=3)
+    with debug("values"), pytest.raises(BoundaryError, match=r"OutgoingRows\.routing: names slot 1 twice in row 2"):
+        dispatcher.dispatch(rows, twice)
+    with debug("values"):
+        ids = torch.tensor([[0, 1], [-1, -1], [1, -1], [0, 0]], dtype=torch.int32)
+        dispatcher.dispatch(rows, attrs.evolve(twice, topk_ids=ids)).fail(RuntimeError("the test is over"))
+
+
 class AnyHandle(Handle[None]):
     """A handle of nothing."""
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import BoundaryError, DeviceCount, Fp32Rows, LocalIds, Payload, Pending, PhysicalIds, Routing, StandardDispatchOutput, debug
+from moe_typed import BoundaryError, DeviceCount, Fp32Rows, LocalIds, Payload, Pending, PhysicalIds, Routing, Settled, StandardDispatchOutput, debug
 from moe_typed.boundary.debug import LevelName
-from moe_typed.routing import Residence, RoutedScaling, contiguous_residence
+from moe_typed.routing import Ids, Residence, RoutedScaling, contiguous_residence
 from moe_typed.stages import (
     CombineInput,
     DeepEPLLDispatchOutput,
@@ -269,3 +269,14 @@ def finals(base: type) -> list[type]:
 
 
 HANDLES: Final = tuple(cast("list[type[Handle[object]]]", finals(Handle)))
+
+
+# ---- groups of cases, and routings of nothing but zeros -------------------------------------------------------------------------------
+
+EXPANDED: Final = ("deepep_v2_expanded", "deepep_v2_masked")
+SLABS: Final = ("deepep_ll", "mooncake", "nixl")
+ARENAS: Final = ("mori_normal", "mori_normal_staged", "mori_ll")
+
+
+def routes(space: type[Ids], rows: int, k: int = 2, experts: int = SLOTS) -> Routing[Ids]:
+    return Routing(torch.zeros(rows, k, dtype=torch.int32), torch.ones(rows, k), space, experts, Settled(), True, rows)

@@ -11,7 +11,7 @@ from moe_typed.boundary import judged
 from moe_typed.stages import Carry, Handle, ReceivedPerExpert, RunnerInput, SlabCarry, SummedRowsOutput
 from moe_typed.table import Row
 from tests.stages.support import CAPACITY, CASES, HANDLES, HIDDEN, LOCAL, AnyOutput, Owner, origin, vector
-from tests.stages.test_libraries import combine_inputs
+from tests.stages.test_combine_inputs import combine_inputs
 from tests.stages.test_rows import ROWS
 
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: " to ".join(cls.__name__ for cls in row.key))

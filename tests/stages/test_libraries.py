@@ -1,65 +1,39 @@
 """The fields that each library's classes have of their own: what is refused, and in which words."""
 
-from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
-from moe_typed import BoundaryError, LocalIds, LogicalIds, PaddedPhysicalIds, Payload, PhysicalIds, Routing, Settled, debug
-from moe_typed.formats import Fp8Block128SlabRows, MxFp8SwizzledRows, NvFp4Rows, head
-from moe_typed.routing import Ids, contiguous_residence, sink_mask, to_sink
+from moe_typed import LocalIds, LogicalIds, PaddedPhysicalIds, PhysicalIds
+from moe_typed.formats import Fp8Block128SlabRows
+from moe_typed.routing import contiguous_residence
 from moe_typed.stages import (
-    AiterSinkInput,
-    AiterSlotInput,
-    CombineInput,
-    DeepEPLLDispatchOutput,
-    DeepEPLLHandle,
-    DeepEPNormalCombineInput,
-    DeepEPv2ExpandedCombineInput,
-    DeepEPv2PlainCombineInput,
-    MoriCombineInput,
-    MoriDispatchOutput,
-    MoriEPNormalDispatchOutput,
     PaddedPrefixSum,
     PaddedReceivedPerExpert,
     ReceivedPerExpert,
-    SegmentedDispatchOutput,
     SegmentEnds,
-    SlabCombineInput,
-    SlabDispatchOutput,
 )
-from tests.formats.support import noise, quantized, slab
-from tests.ops.support import ints
+from tests.formats.support import noise, slab
 from tests.stages.support import (
+    ARENAS,
     CAPACITY,
     CASES,
+    EXPANDED,
     FIRST,
     HIDDEN,
     LOCAL,
-    NAN,
-    PENDING,
-    SLOTS,
+    SLABS,
     Owner,
     changed,
     device,
-    local,
-    origin,
-    random,
     refused,
     residence,
-    standard,
+    routes,
     vector,
 )
 
 Wrong: TypeAlias = tuple[str, object, str]
-
-
-def routes(space: type[Ids], rows: int, k: int = 2, experts: int = SLOTS) -> Routing[Ids]:
-    return Routing(torch.zeros(rows, k, dtype=torch.int32), torch.ones(rows, k), space, experts, Settled(), True, rows)
 
 
 FLAT: list[tuple[tuple[str, ...], Wrong]] = [
@@ -74,7 +48,6 @@ FLAT: list[tuple[tuple[str, ...], Wrong]] = [
     (("deepep_v2_plain",), ("received", PaddedReceivedPerExpert((4, 4), 4), "is of type PaddedReceivedPerExpert, expected PaddedPrefixSum")),
     (("deepep_v2_plain",), ("received", PaddedPrefixSum(vector(4, 8, 8), 4), "has experts = 3 inside, but experts = 2 here")),
 ]
-EXPANDED = ("deepep_v2_expanded", "deepep_v2_masked")
 SEGMENTED: list[tuple[tuple[str, ...], Wrong]] = [
     (EXPANDED, ("slot_weights", torch.ones(9, dtype=torch.bfloat16), "dtype is bfloat16, expected float32")),
     (EXPANDED, ("slot_weights", torch.ones(9, 1), "has 2 dims, expected 1 (slots)")),
@@ -88,7 +61,6 @@ SEGMENTED: list[tuple[tuple[str, ...], Wrong]] = [
     (("deepep_v2_masked",), ("max_rows", True, "is of type bool, expected int")),
     (("deepep_v2_masked",), ("expected_rows", 1.5, "is of type float, expected int")),
 ]
-SLABS = ("deepep_ll", "mooncake", "nixl")
 SLAB: list[tuple[tuple[str, ...], Wrong]] = [
     (SLABS, ("received", PaddedReceivedPerExpert((1, 2), 1), "is of type PaddedReceivedPerExpert, expected ReceivedPerExpert")),
     (SLABS, ("received", SegmentEnds(vector(1, 2), 1), "is of type SegmentEnds, expected ReceivedPerExpert")),
@@ -102,7 +74,6 @@ SLAB: list[tuple[tuple[str, ...], Wrong]] = [
     (SLABS, ("origin", routes(LocalIds, 3), "holds space = LocalIds, expected PhysicalIds or PaddedPhysicalIds")),
     (SLABS, ("origin", None, "is of type NoneType, expected Routing[")),
 ]
-ARENAS = ("mori_normal", "mori_normal_staged", "mori_ll")
 ARENA: list[tuple[tuple[str, ...], Wrong]] = [
     (ARENAS, ("routing", routes(PaddedPhysicalIds, 4), "holds space = PaddedPhysicalIds, expected PhysicalIds")),
     (ARENAS, ("routing", routes(LocalIds, 4), "holds space = LocalIds, expected PhysicalIds")),
@@ -178,206 +149,3 @@ def test_the_routing_of_a_slab_is_of_other_rows_and_may_be_padded(name: str, own
     dispatched = CASES[name](owner).dispatched
     for rows in (0, 1, 7):
         changed(dispatched, origin=routes(PaddedPhysicalIds, rows, k=5, experts=9))
-
-
-# ---- combine inputs --------------------------------------------------------------------------------------------------------------------
-
-
-def combine_inputs(owner: Owner) -> list[CombineInput]:
-    """Return one of each library."""
-    made: list[CombineInput] = []
-    rows = random(3, HIDDEN).bfloat16()
-    for name in CASES:
-        dispatched = CASES[name](owner).dispatched
-        held, build = vars(dispatched), cls_of(dispatched.combine_input)
-        if isinstance(dispatched, SlabDispatchOutput):
-            made.append(build(random(LOCAL, CAPACITY, HIDDEN).bfloat16(), held["origin"], held["handle"]))
-        elif isinstance(dispatched, MoriDispatchOutput):
-            made.append(build(rows, held["origin"], held["handle"]))
-        elif dispatched.combine_input is DeepEPNormalCombineInput:
-            made.append(build(random(held["routing"].topk_ids.shape[0], HIDDEN).bfloat16(), held["routing"], held["handle"]))
-        elif "handle" in held:
-            made.append(build(rows, PENDING, held["handle"]))
-    return made
-
-
-def cls_of(cls: type[CombineInput]) -> Callable[..., CombineInput]:
-    return cls
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float8_e4m3fn])
-def test_libraries_combine_bfloat16_alone(dtype: torch.dtype, owner: Owner) -> None:
-    for made in combine_inputs(owner):
-        hidden_states: Tensor = vars(made)["hidden_states"]
-        error = refused(made, hidden_states=hidden_states.float().to(dtype))
-        assert error.reason == f"dtype is {str(dtype).removeprefix('torch.')}, expected bfloat16"
-
-
-def test_a_slab_comes_home_in_three_dims_and_all_else_in_two(owner: Owner) -> None:
-    for made in combine_inputs(owner):
-        hidden_states: Tensor = vars(made)["hidden_states"]
-        other = hidden_states.flatten(0, 1) if hidden_states.dim() == 3 else hidden_states.unsqueeze(0)
-        error = refused(made, hidden_states=other)
-        assert error.field == "hidden_states"
-        assert error.reason.startswith(f"has {other.dim()} dims, expected {hidden_states.dim()} (")
-
-
-def test_a_slab_comes_home_contiguous(owner: Owner) -> None:
-    made = [value for value in combine_inputs(owner) if issubclass(type(value), SlabCombineInput)]
-    assert len(made) == len(SLABS)
-    for value in made:
-        hidden_states: Tensor = vars(value)["hidden_states"]
-        error = refused(value, hidden_states=hidden_states.transpose(0, 1).contiguous().transpose(0, 1))
-        assert error.reason.startswith("is not contiguous")
-
-
-def test_results_of_deepep_are_as_many_as_its_rows(owner: Owner) -> None:
-    made = next(value for value in combine_inputs(owner) if isinstance(value, DeepEPNormalCombineInput))
-    assert refused(made, hidden_states=made.hidden_states[:-1]).reason == "axis 0 is 2, expected rows = 3"
-    assert made.scaling is made.routing.scaling
-
-
-def test_arenas_and_slabs_come_home_by_the_ranks_own_routing(owner: Owner) -> None:
-    """Its rows are not those of the results."""
-    for made in combine_inputs(owner):
-        if "origin" in vars(made):
-            assert issubclass(type(made), MoriCombineInput | SlabCombineInput)
-            changed(made, origin=origin(7))
-            assert refused(made, origin=routes(LocalIds, 3)).reason.startswith("holds space = LocalIds, expected PhysicalIds")
-
-
-def test_the_other_two_settle_a_scaling(owner: Owner) -> None:
-    made = [value for value in combine_inputs(owner) if isinstance(value, DeepEPv2PlainCombineInput | DeepEPv2ExpandedCombineInput)]
-    assert len(made) == 3
-    for value in made:
-        assert refused(value, scaling=1.0).reason == "is of type float, expected RoutedScaling"
-
-
-# ---- AITER -----------------------------------------------------------------------------------------------------------------------------
-
-
-def sink_input(owner: Owner) -> AiterSinkInput:
-    case = standard(owner)
-    return AiterSinkInput(case.dispatched.payload, to_sink(vars(case.dispatched)["routing"]), torch.bfloat16)
-
-
-def slot_input(owner: Owner) -> AiterSlotInput:
-    dispatched = arena("mori_ll", owner)
-    return AiterSlotInput(dispatched.payload, dispatched.routing, dispatched.residence.mask, torch.bfloat16)
-
-
-@pytest.mark.parametrize("space", [LocalIds, LogicalIds, PhysicalIds, PaddedPhysicalIds])
-def test_aiter_takes_no_local_ids_without_a_sink(space: type[Ids], owner: Owner) -> None:
-    error = refused(sink_input(owner), routing=routes(space, 5, experts=LOCAL))
-    assert (error.field, error.reason) == ("routing", f"holds space = {space.__name__}, expected LocalSinkIds")
-    if space is not PhysicalIds:
-        assert refused(slot_input(owner), routing=routes(space, 4)).reason == f"holds space = {space.__name__}, expected PhysicalIds"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "reason"),
-    [
-        ("mask", residence().map, "is of type ExpertMap, expected ExpertMask[PhysicalIds]"),
-        ("mask", sink_mask(SLOTS - 1, torch.device("cpu")), "is of type SinkMask, expected ExpertMask[PhysicalIds]"),
-        (
-            "mask",
-            contiguous_residence(LogicalIds, SLOTS, FIRST, LOCAL, torch.device("cpu")).mask,
-            "holds space = LogicalIds, expected PhysicalIds",
-        ),
-        (
-            "mask",
-            contiguous_residence(PhysicalIds, 8, FIRST, LOCAL, torch.device("cpu")).mask,
-            "has experts = 8 inside, but experts = 6 here",
-        ),
-        ("routing", routes(PhysicalIds, 3), "has rows = 3 inside, but rows = 4 here"),
-        ("output", torch.zeros(3, HIDDEN), "axis 0 is 3, expected rows = 4"),
-        ("output", torch.zeros(4, HIDDEN, dtype=torch.float64), "dtype is float64, expected bfloat16 or float16 or float32"),
-        ("out_dtype", None, "is of type NoneType, expected"),
-    ],
-)
-def test_aiter_reads_slots_by_a_mask_over_them(field: str, value: object, reason: str, owner: Owner) -> None:
-    error = refused(slot_input(owner), **{field: value})
-    assert error.field == field
-    assert error.reason.startswith(reason)
-
-
-# ---- slabs, row by row -----------------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 3))
-def test_the_experts_of_a_slab_against_a_loop(counts: list[int], spare: int) -> None:
-    owner, capacity = Owner(), max(counts) + spare
-    rows = quantized(NvFp4Rows, noise(len(counts) * capacity, 32))
-    received = ReceivedPerExpert(vector(*counts))
-    dispatched = DeepEPLLDispatchOutput(rows, received, capacity, 1, origin(), owner.handle(DeepEPLLHandle))
-    expected = [expert if place < count else -1 for expert, count in enumerate(counts) for place in range(capacity)]
-    assert ints(dispatched.local_experts()) == expected
-    changed(dispatched)
-    routing = dispatched.unit_routing()
-    assert (routing.space, routing.num_experts, routing.all_live) == (LocalIds, len(counts), True)
-    assert ints(routing.topk_ids.view(-1)) == expected
-    assert torch.equal(routing.topk_weights, torch.ones(len(expected), 1))
-    assert isinstance(routing.scaling, Settled)  # the library's combine is given the weights, and MoE's factor with them
-    owner.close()
-
-
-@pytest.mark.parametrize("name", EXPANDED)
-def test_segments_know_no_live_rows(name: str, owner: Owner) -> None:
-    dispatched = CASES[name](owner).dispatched
-    assert isinstance(dispatched, SegmentedDispatchOutput)
-    assert dispatched.live_rows is None
-
-
-# ---- arenas, cut -----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ARENAS)
-@pytest.mark.parametrize("rows", [3, 4])
-def test_an_arena_may_be_cut_to_what_bounds_its_live_rows(name: str, rows: int, owner: Owner) -> None:
-    dispatched = arena(name, owner)
-    cut = dispatched.capped(rows)
-    changed(cut)  # it is whole
-    assert type(cut) is type(dispatched)
-    same_memory(cut.payload.data, dispatched.payload.data, rows)
-    same_memory(cut.routing.topk_ids, dispatched.routing.topk_ids, rows)
-    same_memory(cut.routing.topk_weights, dispatched.routing.topk_weights, rows)
-    assert cut.routing.live is dispatched.routing.live
-    assert (cut.residence, cut.origin, cut.handle) == (dispatched.residence, dispatched.origin, dispatched.handle)
-    if isinstance(dispatched, MoriEPNormalDispatchOutput):
-        assert isinstance(cut, MoriEPNormalDispatchOutput)
-        assert (cut.staging is None) == (dispatched.staging is None)
-        if cut.staging is not None and dispatched.staging is not None:
-            same_memory(cut.staging, dispatched.staging, rows)
-
-
-def arena(name: str, owner: Owner) -> MoriDispatchOutput[Payload, CombineInput]:
-    return cast("MoriDispatchOutput[Payload, CombineInput]", CASES[name](owner).dispatched)
-
-
-def same_memory(part: Tensor, whole: Tensor, rows: int) -> None:
-    assert part.shape[0] == rows
-    assert part.data_ptr() == whole.data_ptr()
-
-
-def test_a_cut_below_the_live_rows_is_an_error_of_values(owner: Owner) -> None:
-    dispatched = arena("mori_ll", owner)
-    with debug("values"), pytest.raises(BoundaryError, match="is 3, but there are 2 rows"):
-        dispatched.capped(2)
-
-
-@pytest.mark.parametrize("name", ARENAS)
-def test_an_arena_is_cut_with_its_scales(name: str, owner: Owner) -> None:
-    dispatched = arena(name, owner)
-    rows = quantized(NvFp4Rows, noise(4, 32))
-    cut = dispatched.with_payload(rows).capped(3)
-    assert torch.equal(cut.payload.dequantize(), head(rows, 3).dequantize())
-    with pytest.raises(ValueError, match="MxFp8SwizzledRows cannot be cut to 3 rows"):
-        dispatched.with_payload(quantized(MxFp8SwizzledRows, noise(4, 128))).capped(3)
-
-
-def test_padding_of_local_rows_goes_to_the_sink(owner: Owner) -> None:
-    """AITER knows no live count: ids and weights of padding rows, whatever they are, must not count."""
-    made = sink_input(owner)
-    assert ints(made.routing.topk_ids.view(-1)) == [0, LOCAL, 1, 0, LOCAL, LOCAL, LOCAL, LOCAL, LOCAL, LOCAL]
-    routing = local(torch.zeros(2, 1, dtype=torch.int32), torch.tensor([[1.0], [NAN]]), device(1))
-    assert ints(to_sink(routing).topk_ids.view(-1)) == [0, LOCAL]

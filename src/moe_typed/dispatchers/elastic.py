@@ -144,7 +144,7 @@ class ElasticDispatcher(Dispatcher[M_contra, P_co, C, SlotIds]):
         """Return payload, ids and weights as they arrived, the library's handle, and what combine needs."""
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
-        OutgoingRows(rows, routing)
+        OutgoingRows(rows, routing, distinct=True)
         check_capacity(rows.rows, self.max_tokens)
         ids, weights = masked_ids(routing, self._topk_idx_t), routing.topk_weights.contiguous()
         carried = in_words(self.wire.run(rows, live_tensor(routing.live, ids)))

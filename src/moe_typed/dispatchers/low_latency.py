@@ -177,7 +177,7 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
     def _start(self, rows: Bf16Rows, routing: Routing[SlotIds], *, hook: bool) -> PendingDispatch[D_co]:
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
-        OutgoingRows(rows, routing)
+        OutgoingRows(rows, routing, distinct=True)
         check_capacity(rows.rows, self.max_tokens)
         ids = masked_ids(routing, self._id_dtype)
         self.arena.claim()

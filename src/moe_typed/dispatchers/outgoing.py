@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..boundary import boundary, value_error
 from ..formats import Payload
-from ..routing import Routing, SlotIds, live_mask
+from ..routing import Routing, SlotIds, first_repeat, live_mask
 from ..stages import CombineInput
 from .errors import CapacityError
 
@@ -15,14 +15,27 @@ from .errors import CapacityError
 @final
 @boundary
 class OutgoingRows:
-    """Where rows and their routes meet, before a library is given pointers to both: with debug on, as many routes as rows, on one device."""
+    """Where rows and their routes meet, before a library is given pointers to both: with debug on, as many routes as rows, on one device.
+
+    ``distinct``: the library has one place for a row at an expert. DeepEP V2 traps on the device for a second one, and the low-latency kernels are
+    not said to take it.
+    """
 
     payload: Payload
     routing: Routing[SlotIds]
+    distinct: bool = False
 
     def check_values(self) -> None:
-        """Raise BoundaryError for live rows whose data cannot be right."""
-        self.payload.check_live(self.routing.count_live())
+        """Raise BoundaryError for live rows whose data cannot be right, and, where ids must be distinct, for one that stands twice in a live row."""
+        live = self.routing.count_live()
+        self.payload.check_live(live)
+        ids = self.routing.topk_ids[:live]
+        repeat = first_repeat(ids, ids >= 0) if self.distinct else None
+        if repeat is not None:
+            row, slot = repeat
+            raise value_error(
+                self, "routing", f"names slot {slot} twice in row {row}", "The library has one place for a row at an expert: add the weights."
+            )
 
 
 def refuse_tracing(dispatcher: object) -> None:

@@ -18,7 +18,7 @@ from .residence import (
     sink_mask,
     to_sink,
 )
-from .routing import DeviceCount, Routing, from_int64_topk, from_topk, int64_ids, live_mask, live_tensor, localize
+from .routing import DeviceCount, Routing, first_repeat, from_int64_topk, from_topk, int64_ids, live_mask, live_tensor, localize
 from .scaling import Pending, RoutedScaling, Settled
 from .shared import RankSharedSlots, SharedSlots, append_rank_shared, append_shared
 from .topk import GroupedTopK, HashTopK, Router, ScoredTopK, Selection, SoftmaxTopK, TopKSoftmax
@@ -65,6 +65,7 @@ __all__ = [
     "contiguous_map",
     "contiguous_residence",
     "fill_nowhere",
+    "first_repeat",
     "from_int64_topk",
     "from_sink",
     "from_topk",

@@ -133,6 +133,17 @@ def live_mask(routing: Routing[Ids]) -> Tensor:
     return rows < (routing.live if isinstance(routing.live, int) else routing.live.count)
 
 
+def first_repeat(ids: Tensor, counted: Tensor) -> tuple[int, int] | None:
+    """Return row and id of the first id that stands twice in a row among the ``counted`` ones, None where there is none. Waits for the device."""
+    others = -1 - torch.arange(ids.shape[1], dtype=ids.dtype, device=ids.device)  # each of them once, and no id
+    ordered = torch.where(counted, ids, others).sort(1).values
+    again = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
+    if not again.shape[0]:
+        return None
+    row, column = (int(place) for place in again[0])
+    return row, int(ordered[row, column])
+
+
 def live_tensor(live: int | DeviceCount | None, like: Tensor) -> Tensor | None:
     """Return the live count as int32 (1,) on the device, None where every row is live."""
     if live is None or (isinstance(live, int) and live == like.shape[0]):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..boundary import Floating, Layout, Rename, boundary, value_error
 from ..formats import Payload
-from ..routing import ExpertMask, LocalSinkIds, PhysicalIds, Routing
+from ..routing import ExpertMask, LocalSinkIds, PhysicalIds, Routing, first_repeat, live_mask
 from .base import RunnerInput
 
 
@@ -24,9 +24,10 @@ class AiterSinkInput(RunnerInput):
     out_dtype: torch.dtype
 
     def check_values(self) -> None:
-        """Raise BoundaryError for rows beyond a live count, which this input cannot say, and for live rows whose data cannot be right."""
-        goes = (self.routing.topk_ids < self.routing.num_experts).any(1)
-        self.payload.check_live(goes)
+        """Raise BoundaryError for an expert that stands twice in a row, and for rows that go somewhere and whose data cannot be right."""
+        stays = self.routing.topk_ids < self.routing.num_experts
+        _check_distinct(self, self.routing.topk_ids, stays & live_mask(self.routing))
+        self.payload.check_live(stays.any(1))
 
 
 @final
@@ -45,7 +46,21 @@ class AiterSlotInput(RunnerInput):
     output: Annotated[Floating[Tensor, "rows out_hidden"], Layout(contiguous=True)] | None = None
 
     def check_values(self) -> None:
-        """Raise BoundaryError for memory of another dtype than the results, and for live rows whose data cannot be right."""
+        """Raise BoundaryError for memory of another dtype, a slot of this rank twice in a live row, or live data that cannot be right."""
         if self.output is not None and self.output.dtype != self.out_dtype:
             raise value_error(self, "output", f"is {self.output.dtype}, but the results are {self.out_dtype}")
-        self.payload.check_live(self.routing.count_live())
+        live = self.routing.count_live()
+        ids = self.routing.topk_ids[:live]
+        _check_distinct(self, ids, self.mask.mask[ids.clamp(0, self.routing.num_experts - 1).long()] == 1)
+        self.payload.check_live(live)
+
+
+def _check_distinct(runner_input: RunnerInput, ids: Tensor, stays: Tensor) -> None:
+    """Raise BoundaryError for a row with one expert twice: the sort has one place for it, and the weight of the last one wins (``moe_sorting``)."""
+    repeat = first_repeat(ids, stays)
+    if repeat is not None:
+        row, expert = repeat
+        hint = (
+            "AITER would keep the weight of the last one alone: add their weights, and send the others to the sink or, with weight 0, to other slots."
+        )
+        raise value_error(runner_input, "routing", f"names {expert} twice in row {row}", hint)
