@@ -13,9 +13,12 @@ from typing import Final
 import attrs
 from cattrs.preconf.json import make_converter
 
-from moe_typed.formats import AnyConversion, Conversion, catalogue, quantizers, relayouts, round_bf16, upscalers
+from moe_typed.formats import AnyConversion, Conversion, Payload, catalogue, quantizers, relayouts, round_bf16, upscalers
 from moe_typed.formats.conversions.upscale import SCALED
-from moe_typed.runners.acceptance import ACCEPTANCE
+from moe_typed.plan import Backend, supports
+from moe_typed.plan.ways import DENSE_MODELS, bridge
+from moe_typed.runners.acceptance import ACCEPTANCE, RunnerName, accepted_by
+from moe_typed.stages import RunnerInput
 from moe_typed.table import TRANSITIONS, Row
 
 ROOT: Final = Path(__file__).parent.parent
@@ -82,18 +85,51 @@ def transitions() -> str:
     return _table(("dispatch output", "runner input", "pre", "post", "combine input"), rows)
 
 
+def backends() -> str:
+    """Return which runner works behind which backend."""
+    rows = (
+        (backend.value, *("yes" if supports(backend, runner) else "no" for runner in RunnerName), ", ".join(wire.value for wire in backend.carries))
+        for backend in Backend
+    )
+    return _table(("backend", *(runner.value for runner in RunnerName), "wires"), rows)
+
+
+def aiter_decisions() -> str:
+    """Return what becomes of each wire in front of each of AITER's weights."""
+    wires = Backend.MORI_NORMAL.carries
+    rows = (
+        (f"`{row.prepared.__qualname__}`", *(_decision(payload, row.payloads) for payload in wires.values())) for row in accepted_by(RunnerName.AITER)
+    )
+    return _table(("weights", *(wire.value for wire in wires)), rows)
+
+
+def _decision(arrives: type[Payload], payloads: tuple[type[Payload], ...]) -> str:
+    found = [(bridge(arrives, payloads, model), name) for name, model in DENSE_MODELS.items()]
+    ways = [conversions for conversions, _ in found if conversions is not None]
+    if not ways:
+        return "unsupported"
+    return ", ".join(f"`{conversion.name}`" for conversion in ways[0]) or "as it is"
+
+
 def diagram() -> str:
-    """Return the states and the ways between them, as a Mermaid diagram."""
-    lines = ["```mermaid", "stateDiagram-v2", "    direction LR"]
-    for (variant, runner_input), cell in TRANSITIONS.items():
-        if isinstance(cell, Row):
-            pre, post = cell.functions
-            lines += [
-                f"    {variant.__qualname__} --> {runner_input.__qualname__}: {pre.__name__}",
-                f"    {runner_input.__qualname__} --> {_output(post)}: run",
-                f"    {_output(post)} --> {cell.ends_at.__qualname__}: {post.__name__}",
-            ]
-    return "\n".join([*dict.fromkeys(lines), "```"]) + "\n"
+    """Return the states and the ways between them, as one Mermaid diagram a runner input."""
+    rows = [cell for cell in TRANSITIONS.values() if isinstance(cell, Row)]
+    return "\n".join(_diagram_of(runner_input, rows) for runner_input in dict.fromkeys(row.key[1] for row in rows))
+
+
+def _diagram_of(runner_input: type[RunnerInput], rows: Iterable[Row]) -> str:
+    middle = runner_input.__qualname__
+    there: list[str] = []
+    run: list[str] = []
+    back: list[str] = []
+    for row in rows:
+        if row.key[1] is runner_input:
+            pre, post = row.functions
+            there.append(f"    {row.key[0].__qualname__} --> {middle}: {pre.__name__}")
+            run.append(f"    {middle} --> {_output(post)}: run")
+            back.append(f"    {_output(post)} --> {row.ends_at.__qualname__}: {post.__name__}")
+    lines = ["```mermaid", "stateDiagram-v2", "    direction LR", *there, *dict.fromkeys(run), *dict.fromkeys(back), "```"]
+    return f"Through `{middle}`:\n\n" + "\n".join(lines) + "\n"
 
 
 def _output(post: Callable[..., object]) -> str:
@@ -202,6 +238,8 @@ def _compared(other: Timed, ours: Timed) -> str:
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "payload-formats": payload_formats,
     "weight-formats": weight_formats,
+    "aiter-decisions": aiter_decisions,
+    "backends": backends,
     "conversions": conversion_table,
     "acceptance": acceptance,
     "transitions": transitions,

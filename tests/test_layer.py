@@ -50,7 +50,7 @@ from moe_typed import (
 )
 from moe_typed.formats import GateUpOrder
 from moe_typed.routing import RoutedScaling
-from moe_typed.runners import Activation
+from moe_typed.runners import GatedActivation
 
 EXPERTS, HIDDEN, INTER = 4, 8, 6
 
@@ -67,12 +67,12 @@ def weights(order: type[GateUpOrder] = GateUp, experts: int = EXPERTS) -> Fp32Ex
     return Fp32ExpertWeights(w13, random(experts, HIDDEN, INTER, seed=3), order, b13, random(experts, HIDDEN, seed=6))
 
 
-def layer(w: Fp32ExpertWeights[GateUpOrder] | None = None, activation: Activation | None = None) -> Fp32Layer:
+def layer(w: Fp32ExpertWeights[GateUpOrder] | None = None, activation: GatedActivation | None = None) -> Fp32Layer:
     prepared = prepare_reference(weights() if w is None else w)
     return StandardDispatcher(fp32_as_is).then(Experts(prepared, activation or SiluAndMul()))
 
 
-def one_expert(w: Fp32ExpertWeights[GateUpOrder], row: Tensor, expert: int, activation: Activation) -> Tensor:
+def one_expert(w: Fp32ExpertWeights[GateUpOrder], row: Tensor, expert: int, activation: GatedActivation) -> Tensor:
     """Return one expert's result for one row, in float64 and in the obvious way."""
     gate, up = w.order.split(w.w13[expert], 0)
     assert w.b13 is not None
@@ -82,7 +82,7 @@ def one_expert(w: Fp32ExpertWeights[GateUpOrder], row: Tensor, expert: int, acti
     return w.w2[expert].double() @ inner + w.b2[expert]
 
 
-def loop(w: Fp32ExpertWeights[GateUpOrder], rows: Tensor, routing: Routing[LogicalIds], activation: Activation | None = None) -> Tensor:
+def loop(w: Fp32ExpertWeights[GateUpOrder], rows: Tensor, routing: Routing[LogicalIds], activation: GatedActivation | None = None) -> Tensor:
     live = routing.live if isinstance(routing.live, int) else int(routing.live.count)
     total = torch.zeros(rows.shape, dtype=torch.float64)
     for row in range(live):
@@ -125,7 +125,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.param([list[int](), list[int]()], id="no route"),
     ],
 )
-def test_against_the_loop(ids: list[list[int]], activation: Activation) -> None:
+def test_against_the_loop(ids: list[list[int]], activation: GatedActivation) -> None:
     w, rows, routing = weights(), random(len(ids), HIDDEN), given_routing(ids)
     same(layer(w, activation)(Fp32Rows(rows), routing), loop(w, rows, routing, activation))
 

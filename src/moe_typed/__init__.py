@@ -47,7 +47,17 @@ from .routing import (
     from_topk,
     localize,
 )
-from .runners import SiluAndMul, SwigluOai, UnsupportedError, prepare_reference
+from .runners import (
+    MxFp4Layout,
+    SiluAndMul,
+    SwigluOai,
+    UnsupportedError,
+    load_aiter,
+    prepare_aiter,
+    prepare_aiter_fnuz,
+    prepare_ascend,
+    prepare_reference,
+)
 from .stages import CombineInput, DispatchOutput, StandardCombineInput, StandardDispatchOutput
 
 __version__ = "0.1.0"
@@ -79,6 +89,7 @@ __all__ = [
     "LocalSinkIds",
     "LogicalIds",
     "MoELayer",
+    "MxFp4Layout",
     "MxFp8ExpertWeights",
     "MxFp8Rows",
     "PaddedPhysicalIds",
@@ -104,7 +115,11 @@ __all__ = [
     "fp16_as_is",
     "fp32_as_is",
     "from_topk",
+    "load_aiter",
     "localize",
+    "prepare_aiter",
+    "prepare_aiter_fnuz",
+    "prepare_ascend",
     "prepare_reference",
     "quantize_fp8_block128",
     "quantize_mxfp8",

@@ -10,7 +10,7 @@ A MoE layer is a chain of states. Dispatch leaves the rows in one of ``n`` layou
                                     +----------- Carry ----------------+
 
 Rule 1. All that changes state between dispatch and combine is in a row of this table. No stage keeps anything on the side: what ``post`` needs
-and the runner does not, ``pre`` puts into the carry, which is one class a row. It replaces the dict that engines pass along.
+and the runner does not, ``pre`` puts into the carry, which is one class a combine class. It replaces the dict that engines pass along.
 
 Rule 2. A row does not know weights or payload formats. It moves rows about; what the values mean is between the payload class and the prepared
 weights (the acceptance table). Hence ``pre`` takes ``Payload``, and rows do not multiply by formats.
@@ -18,7 +18,9 @@ weights (the acceptance table). Hence ``pre`` takes ``Payload``, and rows do not
 Rule 3. A row ends at the combine class of the dispatcher that it began at. The static type of a dispatch output names that class, so experts
 return it without an overload, and a test compares it with the row.
 
-Rule 4. The table is total: a pair (dispatch variant, runner input) is a row, or it is Unsupported with a reason from a closed list. Nothing
+Rule 4. A carry belongs to one combine class. Rows of one variant end alike, whatever the runner, so they share the carry and ``post``.
+
+Rule 5. The table is total: a pair (dispatch variant, runner input) is a row, or it is Unsupported with a reason from a closed list. Nothing
 degrades silently.
 
 A row is built in two steps, so that a checker compares one function at a time with types that are fixed already, and says exactly what is wrong::
@@ -37,13 +39,44 @@ from typing_extensions import override
 
 from .boundary import is_strict, judged
 from .formats import Payload
+from .runners import flat_rows as to_flat
+from .runners import posts as home
+from .runners.aiter import rows as to_aiter
+from .runners.ascend import posts as home_ascend
+from .runners.ascend import rows as to_ascend
 from .runners.base import Runner, UnsupportedError
-from .runners.flat_rows import standard_post, standard_pre
 from .stages import (
+    AiterSinkInput,
+    AiterSlotInput,
+    AscendRowsInput,
+    AscendSlicedRowsInput,
+    AscendTPCombineInput,
+    AscendTPDispatchOutput,
     Carry,
     CombineInput,
+    DeepEPLLCombineInput,
+    DeepEPLLDispatchOutput,
+    DeepEPLLNpuCombineInput,
+    DeepEPLLNpuDispatchOutput,
+    DeepEPNormalCombineInput,
+    DeepEPNormalDispatchOutput,
+    DeepEPNormalNpuCombineInput,
+    DeepEPNormalNpuDispatchOutput,
+    DeepEPv2ExpandedCombineInput,
+    DeepEPv2ExpandedDispatchOutput,
+    DeepEPv2MaskedDispatchOutput,
+    DeepEPv2PlainCombineInput,
+    DeepEPv2PlainDispatchOutput,
     DispatchOutput,
     FlatRowsInput,
+    MooncakeCombineInput,
+    MooncakeDispatchOutput,
+    MoriEPLLCombineInput,
+    MoriEPLLDispatchOutput,
+    MoriEPNormalCombineInput,
+    MoriEPNormalDispatchOutput,
+    NixlCombineInput,
+    NixlDispatchOutput,
     RunnerInput,
     RunnerOutput,
     StandardCombineInput,
@@ -160,6 +193,9 @@ class UnsupportedReason(enum.Enum):
     """Say why a pair of dispatch variant and runner input has no row."""
 
     LAYOUT = "the runner input cannot hold rows in this layout without a copy that nobody asked for"
+    ID_SPACE = "the runner input has ids of another space"
+    DEVICE = "the two are of libraries that run on different devices"
+    RANKS = "the runner's ranks must have the same rows, and those of this dispatch have not"
 
 
 @final
@@ -176,13 +212,87 @@ Key: TypeAlias = tuple[type[AnyDispatchOutput], type[RunnerInput]]
 
 # ---- the rows ---------------------------------------------------------------------------------------------------------------------
 
-STANDARD_FLAT_ROWS: Final = Edge(StandardDispatchOutput[Payload], StandardCombineInput, FlatRowsInput).pre(standard_pre).post(standard_post)
-
-ROWS: Final[tuple[Row, ...]] = (STANDARD_FLAT_ROWS,)
+ROWS: Final[tuple[Row, ...]] = (
+    # to flat rows with local ids: the reference and Triton runners
+    Edge(StandardDispatchOutput[Payload], StandardCombineInput, FlatRowsInput).pre(to_flat.standard_pre).post(home.standard_post),
+    Edge(DeepEPNormalDispatchOutput[Payload], DeepEPNormalCombineInput, FlatRowsInput).pre(to_flat.deepep_normal_pre).post(home.deepep_normal_post),
+    Edge(DeepEPLLDispatchOutput[Payload], DeepEPLLCombineInput, FlatRowsInput).pre(to_flat.deepep_ll_pre).post(home.deepep_ll_post),
+    Edge(DeepEPv2PlainDispatchOutput[Payload], DeepEPv2PlainCombineInput, FlatRowsInput)
+    .pre(to_flat.deepep_v2_plain_pre)
+    .post(home.deepep_v2_plain_post),
+    Edge(DeepEPv2ExpandedDispatchOutput[Payload], DeepEPv2ExpandedCombineInput, FlatRowsInput)
+    .pre(to_flat.deepep_v2_expanded_pre)
+    .post(home.deepep_v2_expanded_post),
+    Edge(DeepEPv2MaskedDispatchOutput[Payload], DeepEPv2ExpandedCombineInput, FlatRowsInput)
+    .pre(to_flat.deepep_v2_masked_pre)
+    .post(home.deepep_v2_expanded_post),
+    Edge(MoriEPNormalDispatchOutput[Payload], MoriEPNormalCombineInput, FlatRowsInput).pre(to_flat.mori_normal_pre).post(home.mori_normal_post),
+    Edge(MoriEPLLDispatchOutput[Payload], MoriEPLLCombineInput, FlatRowsInput).pre(to_flat.mori_ll_pre).post(home.mori_ll_post),
+    Edge(MooncakeDispatchOutput[Payload], MooncakeCombineInput, FlatRowsInput).pre(to_flat.mooncake_pre).post(home.mooncake_post),
+    Edge(NixlDispatchOutput[Payload], NixlCombineInput, FlatRowsInput).pre(to_flat.nixl_pre).post(home.nixl_post),
+    # to AITER
+    Edge(StandardDispatchOutput[Payload], StandardCombineInput, AiterSinkInput).pre(to_aiter.standard_to_aiter).post(home.standard_post),
+    Edge(DeepEPNormalDispatchOutput[Payload], DeepEPNormalCombineInput, AiterSinkInput)
+    .pre(to_aiter.deepep_normal_to_aiter)
+    .post(home.deepep_normal_post),
+    Edge(DeepEPLLDispatchOutput[Payload], DeepEPLLCombineInput, AiterSinkInput).pre(to_aiter.deepep_ll_to_aiter).post(home.deepep_ll_post),
+    Edge(DeepEPv2PlainDispatchOutput[Payload], DeepEPv2PlainCombineInput, AiterSinkInput)
+    .pre(to_aiter.deepep_v2_plain_to_aiter)
+    .post(home.deepep_v2_plain_post),
+    Edge(DeepEPv2ExpandedDispatchOutput[Payload], DeepEPv2ExpandedCombineInput, AiterSinkInput)
+    .pre(to_aiter.deepep_v2_expanded_to_aiter)
+    .post(home.deepep_v2_expanded_post),
+    Edge(DeepEPv2MaskedDispatchOutput[Payload], DeepEPv2ExpandedCombineInput, AiterSinkInput)
+    .pre(to_aiter.deepep_v2_masked_to_aiter)
+    .post(home.deepep_v2_expanded_post),
+    Edge(MoriEPNormalDispatchOutput[Payload], MoriEPNormalCombineInput, AiterSlotInput)
+    .pre(to_aiter.mori_normal_to_aiter)
+    .post(home.mori_normal_post),
+    Edge(MoriEPLLDispatchOutput[Payload], MoriEPLLCombineInput, AiterSlotInput).pre(to_aiter.mori_ll_to_aiter).post(home.mori_ll_post),
+    Edge(MooncakeDispatchOutput[Payload], MooncakeCombineInput, AiterSinkInput).pre(to_aiter.mooncake_to_aiter).post(home.mooncake_post),
+    Edge(NixlDispatchOutput[Payload], NixlCombineInput, AiterSinkInput).pre(to_aiter.nixl_to_aiter).post(home.nixl_post),
+    # on the Ascend NPU
+    Edge(AscendTPDispatchOutput[Payload], AscendTPCombineInput, FlatRowsInput).pre(to_ascend.ascend_tp_flat_pre).post(home_ascend.ascend_tp_post),
+    Edge(DeepEPNormalNpuDispatchOutput[Payload], DeepEPNormalNpuCombineInput, FlatRowsInput)
+    .pre(to_ascend.deepep_normal_npu_flat_pre)
+    .post(home_ascend.deepep_normal_npu_post),
+    Edge(DeepEPLLNpuDispatchOutput[Payload], DeepEPLLNpuCombineInput, FlatRowsInput)
+    .pre(to_ascend.deepep_ll_npu_flat_pre)
+    .post(home_ascend.deepep_ll_npu_post),
+    Edge(AscendTPDispatchOutput[Payload], AscendTPCombineInput, AscendRowsInput).pre(to_ascend.ascend_tp_pre).post(home_ascend.ascend_tp_post),
+    Edge(AscendTPDispatchOutput[Payload], AscendTPCombineInput, AscendSlicedRowsInput)
+    .pre(to_ascend.ascend_tp_sliced_pre)
+    .post(home_ascend.ascend_tp_sliced_post),
+    Edge(DeepEPNormalNpuDispatchOutput[Payload], DeepEPNormalNpuCombineInput, AscendRowsInput)
+    .pre(to_ascend.deepep_normal_npu_pre)
+    .post(home_ascend.deepep_normal_npu_post),
+    Edge(DeepEPLLNpuDispatchOutput[Payload], DeepEPLLNpuCombineInput, AscendRowsInput)
+    .pre(to_ascend.deepep_ll_npu_pre)
+    .post(home_ascend.deepep_ll_npu_post),
+)
 
 # ---- what has no row, and why -----------------------------------------------------------------------------------------------------
 
-UNSUPPORTED: Final[Mapping[Key, Unsupported]] = MappingProxyType({})
+_GLOBAL = Unsupported(
+    UnsupportedReason.ID_SPACE, "rows from MoRI have slots over all ranks, and AITER reads them with a mask over all slots (AiterSlotInput)"
+)
+_LOCAL = Unsupported(UnsupportedReason.ID_SPACE, "its rows have ids of this rank's experts, and AITER reads them with a sink (AiterSinkInput)")
+_ON_NPU = Unsupported(UnsupportedReason.DEVICE, "its rows are on an Ascend NPU, and AITER runs on AMD GPUs")
+_UNSORTED = Unsupported(UnsupportedReason.LAYOUT, "the NPU reads rows sorted by expert without gaps, which its own dispatchers alone deliver")
+_SPREAD = Unsupported(UnsupportedReason.RANKS, "activations are gathered over the ranks among which experts are cut, and here each has other rows")
+_ARENAS: Final = (MoriEPNormalDispatchOutput, MoriEPLLDispatchOutput)
+_NPU: Final = (AscendTPDispatchOutput, DeepEPNormalNpuDispatchOutput, DeepEPLLNpuDispatchOutput)
+_NPU_INPUTS: Final = (AscendRowsInput, AscendSlicedRowsInput)
+
+UNSUPPORTED: Final[Mapping[Key, Unsupported]] = MappingProxyType(
+    {
+        **{(variant, AiterSinkInput): _GLOBAL for variant in _ARENAS},
+        **{(row.key[0], AiterSlotInput): _LOCAL for row in ROWS if row.key[1] is AiterSinkInput},
+        **{(variant, runner_input): _ON_NPU for variant in _NPU for runner_input in (AiterSinkInput, AiterSlotInput)},
+        **{(variant, AscendSlicedRowsInput): _SPREAD for variant in (DeepEPNormalNpuDispatchOutput, DeepEPLLNpuDispatchOutput)},
+        **{(row.key[0], runner_input): _UNSORTED for row in ROWS if row.key[0] not in _NPU for runner_input in _NPU_INPUTS},
+    }
+)
 
 # ---- the table --------------------------------------------------------------------------------------------------------------------
 
@@ -196,7 +306,7 @@ def find(variant: type[AnyDispatchOutput], runner: AnyRunner) -> Row:
     """
     reasons: list[str] = []
     for runner_input in runner.inputs:
-        cell = TRANSITIONS.get((variant, runner_input))
+        cell = TRANSITIONS.get((get_origin(variant) or variant, runner_input))
         match cell:
             case Row():
                 return cell

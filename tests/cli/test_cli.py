@@ -193,7 +193,7 @@ def test_plan_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[st
     ("arguments", "fragment"),
     [
         (["--top-k", "9"], "top_k is 9, but there are 8 experts"),
-        (["--activation", "gelu"], "activation is gelu; it does silu, swiglu-oai"),
+        (["--activation", "mish"], "activation is mish; it does silu, swiglu-oai"),
         (["--weights", "fp8-block128", "--inter", "64"], "inter = 64 is not a multiple of 128"),
     ],
 )

@@ -4,11 +4,28 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import Conversion, Fp32Rows, Payload, debug
-from moe_typed.formats import AnyDenseRows, Format, NvFp4Rows, ScaledRows, ScaleOrder, quantizers, upscalers
+from moe_typed import BoundaryError, Conversion, Fp32Rows, Payload, debug
+from moe_typed.formats import (
+    AnyDenseRows,
+    Format,
+    Fp8Block128PackedRows,
+    Fp8Block128PackedSlabRows,
+    Fp8Block128Rows,
+    Fp8Block128SlabRows,
+    Int4TokenRows,
+    MxFp4PairRows,
+    MxFp8PairRows,
+    NvFp4Rows,
+    ScaledRows,
+    ScaleOrder,
+    quantizers,
+    upscalers,
+)
+from moe_typed.formats.int4 import pack_words
 from tests.ops.support import floats
 
 FN, FNUZ, FP4, E8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2, torch.float8_e8m0fnu
@@ -19,6 +36,39 @@ DENSE_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _ALL: Final[list[Conversion[Any, Any]]] = [value for value in vars(quantizers).values() if isinstance(value, Conversion)]
 QUANTIZERS: Final[Mapping[type[Payload], Conversion[AnyDenseRows, ScaledRows]]] = {value.target: value for value in _ALL}
 
+# What libraries alone make, and the class of flat rows with the same data and the same scales in another order.
+SLABS: Final[Mapping[type[ScaledRows], type[ScaledRows]]] = {
+    Fp8Block128SlabRows: Fp8Block128Rows,
+    Fp8Block128PackedSlabRows: Fp8Block128PackedRows,
+}
+SCALED: Final[tuple[type[Payload], ...]] = (*QUANTIZERS, *SLABS)
+
+
+def _pairs(scale: Tensor) -> Tensor:
+    return scale.view(scale.shape[0], scale.shape[1] // 2, 2)
+
+
+def _int4(data: Tensor) -> Int4TokenRows:
+    scale = data.abs().amax(1) / 7
+    return Int4TokenRows(pack_words((data / scale.unsqueeze(1)).round()), scale)
+
+
+def _mxfp8_pairs(data: Tensor) -> MxFp8PairRows:
+    rows = quantizers.mxfp8.run(Fp32Rows(data))
+    return MxFp8PairRows(rows.data, _pairs(rows.scale))
+
+
+def _mxfp4_pairs(data: Tensor) -> MxFp4PairRows:
+    rows = quantizers.mxfp4.run(Fp32Rows(data))
+    return MxFp4PairRows(rows.data, _pairs(rows.scale))
+
+
+# What the Ascend NPU alone has; its operators quantise to them.
+NPU: Final[Mapping[type[Payload], Callable[[Tensor], ScaledRows]]] = {
+    Int4TokenRows: _int4,
+    MxFp8PairRows: _mxfp8_pairs,
+    MxFp4PairRows: _mxfp4_pairs,
+}
 
 UPSCALERS: Final[tuple[Conversion[Any, Any], ...]] = (upscalers.bf16, upscalers.fp16, upscalers.fp32)
 
@@ -41,9 +91,50 @@ def title(value: object) -> str | None:
     return value.name if isinstance(value, Conversion) else None
 
 
+def refused(build: Callable[..., object], *values: object) -> BoundaryError:
+    with debug("layout"), pytest.raises(BoundaryError) as caught:
+        build(*values)
+    return caught.value
+
+
+def ones(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Return a contiguous tensor of any dtype whose bytes are all 1."""
+    return torch.ones(torch.Size(shape).numel() * dtype.itemsize, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def wide(cls: type[Payload], hidden: int) -> int:
+    """Return a width of the format that is not below ``hidden``: words of a packed slab are full."""
+    return -(-hidden // 512) * 512 if cls is Fp8Block128PackedSlabRows else hidden
+
+
+def slab_shape(rows: int) -> tuple[int, int]:
+    """Return (local experts, capacity) of a slab of so many rows: up to three experts."""
+    experts = next(count for count in (3, 2, 1) if rows % count == 0)
+    return experts, rows // experts
+
+
+def in_slab(scale: Tensor, experts: int, capacity: int) -> Tensor:
+    """Return (rows, n) as (experts, capacity, n), each expert's part column-major."""
+    memory = torch.empty(experts, scale.shape[1], capacity, dtype=scale.dtype)
+    for expert in range(experts):
+        for position in range(capacity):
+            memory[expert, :, position] = scale[expert * capacity + position]
+    return memory.transpose(1, 2)
+
+
+def slab(cls: type[Payload], data: Tensor, experts: int, capacity: int) -> ScaledRows:
+    """Return float32 rows (experts * capacity, hidden) as a slab."""
+    flat = quantized(next(same for name, same in SLABS.items() if name is cls), data)
+    return make(next(name for name in SLABS if name is cls), flat.data, in_slab(flat.scale, experts, capacity))
+
+
 def quantized(target: type[Payload], data: Tensor) -> ScaledRows:
     """Return float32 rows in a format with scales."""
     with debug("strict"):
+        if target in NPU:
+            return NPU[target](data)
+        if target in SLABS:
+            return slab(target, data, *slab_shape(data.shape[0]))
         return QUANTIZERS[target].run(Fp32Rows(data))
 
 
@@ -92,8 +183,11 @@ def memory(tensor: Tensor) -> list[int]:
     return [int(byte) for byte in words]
 
 
-def scale_address(fmt: Format, rows: int, hidden: int) -> Callable[[int, int], int]:
-    """Return where the scale of (row, channel) lies, in elements of the scale's own dtype, or bytes where several share an element."""
+def scale_address(fmt: Format, rows: int, hidden: int, capacity: int = 0) -> Callable[[int, int], int]:
+    """Return where the scale of (row, channel) lies, in elements of the scale's own dtype, or bytes where several share an element.
+
+    ``capacity``: how many rows an expert has in a slab.
+    """
     scale = fmt.scale
     assert scale is not None
     width = scale.group[1] or hidden
@@ -104,10 +198,14 @@ def scale_address(fmt: Format, rows: int, hidden: int) -> Callable[[int, int], i
         match scale.order:
             case ScaleOrder.SCALAR:
                 return 0
-            case ScaleOrder.PER_ROW | ScaleOrder.ROW_MAJOR:
+            case ScaleOrder.PER_ROW | ScaleOrder.ROW_MAJOR | ScaleOrder.ROW_MAJOR_PAIRS:
                 return row * groups + group
             case ScaleOrder.COLUMN_MAJOR_ALIGNED:
                 return (group // scale.per_element * aligned + row) * scale.per_element + group % scale.per_element
+            case ScaleOrder.SLAB_COLUMN_MAJOR:
+                expert, position = divmod(row, capacity)
+                word = (expert * (groups // scale.per_element) + group // scale.per_element) * capacity + position
+                return word * scale.per_element + group % scale.per_element
             case ScaleOrder.SWIZZLED_128X4:
                 tile = row // 128 * -(-groups // 4) + group // 4
                 return tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + group % 4
@@ -120,7 +218,8 @@ def scale_table(payload: ScaledRows) -> Tensor:
     fmt, rows, hidden = payload.format, payload.rows, payload.hidden
     scale = fmt.scale
     assert scale is not None
-    address, held = scale_address(fmt, rows, hidden), memory(payload.scale)
+    capacity = payload.scale.shape[1] if scale.order is ScaleOrder.SLAB_COLUMN_MAJOR else 0
+    address, held = scale_address(fmt, rows, hidden, capacity), memory(payload.scale)
     if scale.dtype == torch.float32:
         values = floats(torch.tensor(held, dtype=torch.uint8).view(torch.float32))
     elif scale.dtype == FN:

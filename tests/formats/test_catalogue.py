@@ -13,7 +13,8 @@ from moe_typed.formats import ExpertWeights, GateUpOrder, ScaleOrder, ScaleRound
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32
 FN, FNUZ, FP4, E8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2, torch.float8_e8m0fnu
 ROW, COLUMN, SWIZZLED = ScaleOrder.ROW_MAJOR, ScaleOrder.COLUMN_MAJOR_ALIGNED, ScaleOrder.SWIZZLED_128X4
-SCALAR, PER_ROW = ScaleOrder.SCALAR, ScaleOrder.PER_ROW
+SCALAR, PER_ROW, SLAB = ScaleOrder.SCALAR, ScaleOrder.PER_ROW, ScaleOrder.SLAB_COLUMN_MAJOR
+PAIRS = ScaleOrder.ROW_MAJOR_PAIRS
 NONE, POWER, DTYPE = ScaleRounding.NONE, ScaleRounding.POWER_OF_TWO, ScaleRounding.TO_DTYPE
 
 Facts = tuple[torch.dtype, torch.dtype | None, tuple[int, int] | None, ScaleOrder | None, ScaleRounding | None, int]
@@ -32,15 +33,26 @@ PAYLOADS: dict[str, Facts] = {
     "fp8-fnuz-block128": (FNUZ, F32, (1, 128), ROW, NONE, 1),
     "fp8-block128-column": (FN, F32, (1, 128), COLUMN, NONE, 1),
     "fp8-block128-packed": (FN, I32, (1, 128), COLUMN, POWER, 1),
+    "fp8-block128-slab": (FN, F32, (1, 128), SLAB, NONE, 1),
+    "fp8-block128-packed-slab": (FN, I32, (1, 128), SLAB, POWER, 1),
     "mxfp8": (FN, E8, (1, 32), ROW, POWER, 1),
     "mxfp8-swizzled": (FN, E8, (1, 32), SWIZZLED, POWER, 1),
     "mxfp4": (FP4, E8, (1, 32), ROW, POWER, 2),
     "nvfp4": (FP4, FN, (1, 16), ROW, DTYPE, 2),
+    "int4-token": (I32, F32, (1, 0), PER_ROW, NONE, 8),
+    "mxfp8-pairs": (FN, E8, (1, 32), PAIRS, POWER, 1),
+    "mxfp4-pairs": (FP4, E8, (1, 32), PAIRS, POWER, 2),
 }
 WEIGHTS: dict[str, Facts] = {
     "bf16": (BF16, None, None, None, None, 1),
     "fp16": (F16, None, None, None, None, 1),
     "fp32": (F32, None, None, None, None, 1),
+    "bf16-transposed": (BF16, None, None, None, None, 1),
+    "fp16-transposed": (F16, None, None, None, None, 1),
+    "fp32-transposed": (F32, None, None, None, None, 1),
+    "bf16-ungated": (BF16, None, None, None, None, 1),
+    "fp16-ungated": (F16, None, None, None, None, 1),
+    "fp32-ungated": (F32, None, None, None, None, 1),
     "fp8-tensor": (FN, F32, (0, 0), SCALAR, NONE, 1),
     "fp8-channel": (FN, F32, (1, 0), PER_ROW, NONE, 1),
     "int8-channel": (I8, F32, (1, 0), PER_ROW, NONE, 1),
@@ -50,6 +62,10 @@ WEIGHTS: dict[str, Facts] = {
     "nvfp4": (FP4, FN, (1, 16), ROW, DTYPE, 2),
     "int4-awq": (I32, F16, (1, 128), ROW, DTYPE, 8),
     "int4-gptq": (I32, F16, (1, 128), ROW, DTYPE, 8),
+    "int4-compressed": (I32, BF16, (1, 128), ROW, DTYPE, 8),
+    "int4-channel-w4a8": (I8, F32, (1, 0), PER_ROW, NONE, 2),
+    "int4-channel-w4a4": (I8, F32, (1, 0), PER_ROW, NONE, 1),
+    "int4-channel-w4a4-packed": (I8, F32, (1, 0), PER_ROW, NONE, 2),
 }
 Entry = type[Payload] | type[ExpertWeights[GateUpOrder]]
 _WEIGHTS: tuple[Entry, ...] = catalogue.WEIGHTS

@@ -18,6 +18,7 @@ from moe_typed.routing import (
     fill_nowhere,
     in_order,
 )
+from tests.ops.support import int_rows
 from tests.routing.support import NAN, count, floats, ids, logical, physical, random, same, vector
 
 LOG2PHY = StaticPlacement(vector(5, 1, 2, 3), 6)
@@ -202,7 +203,7 @@ def test_filled_routes_weigh_nothing(live: int | DeviceCount) -> None:
     routing.topk_weights[2] = NAN
     with debug("strict"):
         filled = fill_nowhere(routing, 2)
-    same(filled, ids([0, 2], [2, 3], [2, 2]), floats([1, 0], [0, 4], [0, 0]))
+    same(filled, ids([0, 2], [2, 3], [2, 3]), floats([1, 0], [0, 4], [0, 0]))
     assert (filled.space, filled.num_experts, filled.live) == (PhysicalIds, 4, live)
 
 
@@ -210,3 +211,24 @@ def test_filled_routes_weigh_nothing(live: int | DeviceCount) -> None:
 def test_a_slot_to_fill_that_is_none_is_refused(slot: int) -> None:
     with pytest.raises(ValueError, match=f"slot {slot} is not one of the 4 slots"):
         fill_nowhere(physical(ids([0, -1]), 4), slot)
+
+
+@pytest.mark.parametrize("slot", range(5))
+def test_no_row_names_a_slot_twice(slot: int) -> None:
+    """AITER takes the weight of the last of two equal ids, which would be the 0 of a route that was filled in."""
+    generator = torch.Generator().manual_seed(slot)
+    topk_ids = torch.rand(64, 5, generator=generator).argsort(1)[:, :4].to(torch.int32)
+    topk_ids[torch.rand(64, 4, generator=generator) < 0.5] = -1
+    routing = physical(topk_ids, 5)
+    filled = fill_nowhere(routing, slot)
+    goes = topk_ids >= 0
+    assert torch.equal(filled.topk_ids[goes], topk_ids[goes])
+    for row, before in zip(int_rows(filled.topk_ids), int_rows(topk_ids), strict=True):
+        free = [(slot + turn) % 5 for turn in range(5) if (slot + turn) % 5 not in before]
+        assert row == [(free.pop(0) if route < 0 else route) for route in before]
+        assert len(set(row)) == len(row)
+
+
+def test_more_routes_than_slots_cannot_be_filled() -> None:
+    with pytest.raises(ValueError, match="3 routes of a row cannot go to 2 slots, each once"):
+        fill_nowhere(physical(ids([0, 1, -1]), 2))

@@ -21,7 +21,7 @@ from moe_typed import (
     quantize_fp8_block128,
 )
 from moe_typed.formats import GateUpOrder
-from moe_typed.runners import Activation, reference_experts
+from moe_typed.runners import GatedActivation, reference_experts
 from moe_typed.runners.triton import prepare_triton
 from moe_typed.stages import FlatRowsInput
 from tests.ops.support import on_cpu, on_cuda
@@ -64,7 +64,7 @@ def test_fp8_is_refused_on_a_device_without_it(device: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("device", "fmt"), [pytest.param("cpu", "fp32", marks=on_cpu), pytest.param("cuda", "bf16", marks=on_cuda)])
 def test_unknown_activations_and_orders_are_refused(device: str, fmt: str) -> None:
-    class Relu(Activation):
+    class Relu(GatedActivation):
         name = "relu"
 
         @override

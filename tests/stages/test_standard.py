@@ -26,7 +26,8 @@ from moe_typed import (
     quantize_mxfp8,
 )
 from moe_typed.routing import Ids, RoutedScaling
-from moe_typed.runners.flat_rows import standard_post, standard_pre
+from moe_typed.runners.flat_rows import standard_pre
+from moe_typed.runners.posts import standard_post
 from moe_typed.stages import FlatRowsInput, StandardCarry, SummedRowsOutput
 
 

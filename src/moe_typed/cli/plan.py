@@ -3,11 +3,12 @@
 import argparse
 from pathlib import Path
 
+import attrs
 import torch
 from rich.console import Console
 
 from ..checkpoints import open_checkpoint
-from ..plan import MoEProblem, plan, probe_environment, to_json
+from ..plan import Backend, MoEProblem, plan, probe_environment, to_json
 from .options import Request, request, whole
 from .render import print_plan
 from .run import load_layer, problem_of
@@ -25,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="dtype of the model's rows: bf16, fp16 or fp32 (default: bf16)")
     parser.add_argument("--weights", help="weight format, such as bf16, fp8-block128, mxfp8 (default: bf16)")
     parser.add_argument("--activation", help="silu or swiglu-oai (default: silu)")
+    backends = [backend.value for backend in Backend]
+    parser.add_argument("--backend", choices=backends, default=Backend.STANDARD.value, help="how rows reach the ranks of their experts")
+    parser.add_argument("--ranks", type=whole(1), default=1, help="over how many ranks the experts are spread (default: 1)")
     parser.add_argument("--rows", type=whole(0), default=64, help="rows that the bytes are given for (default: 64)")
 
 
@@ -59,6 +63,7 @@ def print_report(arguments: argparse.Namespace, console: Console) -> None:
         progress = Console(stderr=True) if arguments.json else console
         weights = load_layer(open_checkpoint(arguments.checkpoint), arguments.layer, torch.device("cpu"), progress)
         problem = problem_of(weights, arguments.rows, asked)
+    problem = attrs.evolve(problem, backend=Backend(arguments.backend), ranks=arguments.ranks)
     report = plan(problem, probe_environment(asked.device))
     if arguments.json:
         print(to_json(report))

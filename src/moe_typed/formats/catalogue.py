@@ -3,29 +3,45 @@
 from typing import Final, TypeAlias
 
 from .conversions.upscale import SCALED
-from .payloads import Bf16Rows, Fp16Rows, Fp32Rows, Payload
+from .payloads import Bf16Rows, Fp16Rows, Fp32Rows, Int4TokenRows, MxFp4PairRows, MxFp8PairRows, Payload
 from .spec import Format
 from .weights import (
     AwqExpertWeights,
     Bf16ExpertWeights,
+    Bf16TransposedExpertWeights,
+    Bf16UngatedExpertWeights,
+    CompressedInt4ExpertWeights,
     Fp8Block128ExpertWeights,
     Fp8ChannelExpertWeights,
     Fp8TensorExpertWeights,
     Fp16ExpertWeights,
+    Fp16TransposedExpertWeights,
+    Fp16UngatedExpertWeights,
     Fp32ExpertWeights,
+    Fp32TransposedExpertWeights,
+    Fp32UngatedExpertWeights,
     GptqExpertWeights,
     Int8ChannelExpertWeights,
+    ModelSlimW4A4ExpertWeights,
+    ModelSlimW4A4PackedExpertWeights,
+    ModelSlimW4A8ExpertWeights,
     MxFp4ExpertWeights,
     MxFp8ExpertWeights,
     NvFp4ExpertWeights,
 )
 
 FACTS: Final = ("class", "name", "data", "scale", "group (rows x columns)", "scale order", "scale rounding")
-PAYLOADS: Final[tuple[type[Payload], ...]] = (Bf16Rows, Fp16Rows, Fp32Rows, *SCALED)
+PAYLOADS: Final[tuple[type[Payload], ...]] = (Bf16Rows, Fp16Rows, Fp32Rows, *SCALED, Int4TokenRows, MxFp8PairRows, MxFp4PairRows)
 WEIGHTS: Final = (
     Bf16ExpertWeights,
     Fp16ExpertWeights,
     Fp32ExpertWeights,
+    Bf16TransposedExpertWeights,
+    Fp16TransposedExpertWeights,
+    Fp32TransposedExpertWeights,
+    Bf16UngatedExpertWeights,
+    Fp16UngatedExpertWeights,
+    Fp32UngatedExpertWeights,
     Fp8TensorExpertWeights,
     Fp8ChannelExpertWeights,
     Fp8Block128ExpertWeights,
@@ -35,6 +51,10 @@ WEIGHTS: Final = (
     Int8ChannelExpertWeights,
     AwqExpertWeights,
     GptqExpertWeights,
+    CompressedInt4ExpertWeights,
+    ModelSlimW4A8ExpertWeights,
+    ModelSlimW4A4ExpertWeights,
+    ModelSlimW4A4PackedExpertWeights,
 )
 Facts: TypeAlias = tuple[str, ...]
 

@@ -1,7 +1,7 @@
 """The order of the gate and up rows in w13, as classes: [gate; up] and [up; gate] have one shape and two meanings."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, final
+from typing import ClassVar, Never, final
 
 import torch
 from torch import Tensor
@@ -85,3 +85,26 @@ class Interleaved(GateUpOrder):
     def join(gate: Tensor, up: Tensor, dim: int) -> Tensor:
         axis = dim if dim >= 0 else gate.dim() + dim
         return torch.stack((gate, up), axis + 1).flatten(axis, axis + 1)
+
+
+@final
+class Ungated(GateUpOrder):
+    """No gate: w13 is one projection of ``inter`` rows, the activation is of its rows alone (Nemotron-H)."""
+
+    title = "no gate"
+
+    @staticmethod
+    @override
+    def split(joined: Tensor, dim: int) -> Never:
+        raise TypeError("these experts have no gate, and there is nothing to split")
+
+    @staticmethod
+    @override
+    def join(gate: Tensor, up: Tensor, dim: int) -> Never:
+        raise TypeError("these experts have no gate, and there is nothing to join")
+
+    @classmethod
+    @override
+    def part(cls, joined: Tensor, dim: int, rank: int, size: int) -> Tensor:
+        per = joined.shape[dim] // size
+        return joined.narrow(dim, rank * per, per).contiguous()

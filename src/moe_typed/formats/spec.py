@@ -14,7 +14,9 @@ class ScaleOrder(enum.Enum):
     SCALAR = "one for all"
     PER_ROW = "one a row"
     ROW_MAJOR = "row-major"
+    ROW_MAJOR_PAIRS = "row-major, in pairs"
     COLUMN_MAJOR_ALIGNED = "column-major, rows padded to 16 bytes"
+    SLAB_COLUMN_MAJOR = "column-major within each expert of a slab"
     SWIZZLED_128X4 = "swizzled in tiles of 128 x 4"
 
 

@@ -1,25 +1,17 @@
 """What is to be run, and where: frozen, serialisable, and nothing else."""
 
 import enum
+import importlib.util
 import platform
 from importlib import metadata
-from typing import final
+from typing import Final, final
 
 import attrs
 import torch
 
 from ..runners.acceptance import RunnerName
-
-
-@final
-class Wire(enum.Enum):
-    """Name the payload format that a configuration asks a dispatcher to send; ``auto`` is what the experts take at the least cost."""
-
-    AUTO = "auto"
-    BF16 = "bf16"
-    FP8_BLOCK128 = "fp8-block128"
-    MXFP8 = "mxfp8"
-    MXFP4 = "mxfp4"
+from ..runners.aiter import AiterFacts, gfx_of, probe_installed_aiter
+from .backends import Backend, Wire
 
 
 @final
@@ -28,6 +20,8 @@ class RunnerRequest(enum.Enum):
 
     AUTO = "auto"
     TRITON = "triton"
+    AITER = "aiter"
+    ASCEND = "ascend"
     REFERENCE = "reference"
 
     def candidates(self) -> tuple[RunnerName, ...]:
@@ -41,7 +35,7 @@ class MoEProblem:
     """One MoE layer and what is asked of it. Raises: ValueError for sizes that no layer has.
 
     ``model`` and ``weights`` are format names ("bf16", "fp8-block128", ...); ``activation`` is an activation's name. ``rows`` sets the bytes in the
-    report and nothing else.
+    report and nothing else. ``num_experts`` counts the slots of all ``ranks``, over which ``backend`` spreads them evenly.
     """
 
     num_experts: int
@@ -54,14 +48,25 @@ class MoEProblem:
     rows: int
     wire: Wire = Wire.AUTO
     runner: RunnerRequest = RunnerRequest.AUTO
+    backend: Backend = Backend.STANDARD
+    ranks: int = 1
 
     def __attrs_post_init__(self) -> None:
-        for name, least in (("num_experts", 1), ("top_k", 1), ("hidden", 1), ("inter", 1), ("rows", 0)):
+        for name, least in (("num_experts", 1), ("top_k", 1), ("hidden", 1), ("inter", 1), ("rows", 0), ("ranks", 1)):
             value: int = getattr(self, name)
             if value < least:
                 raise ValueError(f"{name} is {value}; it must be {least} or more")
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k is {self.top_k}, but there are {self.num_experts} experts")
+        if self.num_experts % self.ranks:
+            raise ValueError(f"{self.num_experts} experts cannot be spread evenly over {self.ranks} ranks")
+        if not self.backend.sends and self.ranks > 1:
+            raise ValueError(f"the {self.backend.value} backend sends nothing, so that all experts are on one rank; {self.ranks} ranks were given")
+
+    @property
+    def local_experts(self) -> int:
+        """Return how many experts a rank holds."""
+        return self.num_experts // self.ranks
 
 
 @final
@@ -70,28 +75,40 @@ class Environment:
     """The machine as far as a plan depends on it.
 
     ``device``: "cpu", "cuda", ... ``capability``: the CUDA compute capability, (0, 0) where there is none. ``libraries``: versions by the name of
-    the distribution.
+    the distribution, those of all-to-all libraries by the name of the module. ``gfx``: the architecture of an AMD GPU, such as "gfx950"; empty on any
+    other device. ``aiter``: what the installed AITER can do; None where there is none.
     """
 
     device: str
     device_name: str
     capability: tuple[int, int]
     libraries: dict[str, str]
+    gfx: str = ""
+    aiter: AiterFacts | None = None
 
 
-_LIBRARIES = ("torch", "triton")
+_LIBRARIES: Final = ("torch", "triton", "amd-aiter")
 
 
 def probe_environment(device: torch.device) -> Environment:
     """Return the environment of a device of this machine; imports no library that it reports."""
-    libraries: dict[str, str] = {}
-    for name in _LIBRARIES:
-        try:
-            libraries[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    libraries = {name: version for name in _LIBRARIES if (version := _version(name))}
+    modules = dict.fromkeys(backend.module for backend in Backend if backend.module)
+    libraries |= {module: _version(module) or "unknown" for module in modules if importlib.util.find_spec(module) is not None}
     if device.type == "cuda":
         return Environment(
-            device="cuda", device_name=torch.cuda.get_device_name(device), capability=torch.cuda.get_device_capability(device), libraries=libraries
+            device="cuda",
+            device_name=torch.cuda.get_device_name(device),
+            capability=torch.cuda.get_device_capability(device),
+            libraries=libraries,
+            gfx=gfx_of(device) or "",
+            aiter=probe_installed_aiter(),
         )
-    return Environment(device=device.type, device_name=platform.machine(), capability=(0, 0), libraries=libraries)
+    return Environment(device=device.type, device_name=platform.machine(), capability=(0, 0), libraries=libraries, aiter=probe_installed_aiter())
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

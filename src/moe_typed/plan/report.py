@@ -25,6 +25,7 @@ class RejectReason(enum.Enum):
     ACTIVATION = "activation"
     WIRE_FORMAT = "wire-format"
     DIVISIBILITY = "divisibility"
+    BACKEND = "backend"
 
     @property
     def explanation(self) -> str:
@@ -42,6 +43,7 @@ _EXPLANATIONS: Final[Mapping[RejectReason, str]] = MappingProxyType(
         RejectReason.ACTIVATION: "it cannot do this activation",
         RejectReason.WIRE_FORMAT: "it takes no payload that the requested wire format can be converted to",
         RejectReason.DIVISIBILITY: "a width is not a multiple of the scale group",
+        RejectReason.BACKEND: "it has no way from what this backend dispatches",
     }
 )
 

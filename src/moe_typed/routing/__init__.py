@@ -1,14 +1,16 @@
 """Which experts a row goes to: id spaces, routings, selection rules, placements, shared experts, and where the routed scaling factor is."""
 
-from .ids import Ids, LocalIds, LocalSinkIds, LogicalIds, PaddedPhysicalIds, PhysicalIds
+from .ids import Ids, LocalIds, LocalSinkIds, LogicalIds, PaddedPhysicalIds, PhysicalIds, SlotIds
 from .loads import Load, OneHotLoad, RecordedLoad, RoundRobinLoad, UniformLoad, ZipfLoad
 from .padded import mask_padded
 from .placement import BalancedPlacement, HashedPlacement, Placement, StaticPlacement, fill_nowhere, in_order
 from .residence import (
     ExpertMap,
     ExpertMask,
+    Residence,
     SinkMask,
     contiguous_map,
+    contiguous_residence,
     from_sink,
     localize_by_map,
     map_of,
@@ -42,6 +44,7 @@ __all__ = [
     "Placement",
     "RankSharedSlots",
     "RecordedLoad",
+    "Residence",
     "RoundRobinLoad",
     "RoutedScaling",
     "Router",
@@ -51,6 +54,7 @@ __all__ = [
     "Settled",
     "SharedSlots",
     "SinkMask",
+    "SlotIds",
     "SoftmaxTopK",
     "StaticPlacement",
     "TopKSoftmax",
@@ -59,6 +63,7 @@ __all__ = [
     "append_rank_shared",
     "append_shared",
     "contiguous_map",
+    "contiguous_residence",
     "fill_nowhere",
     "from_int64_topk",
     "from_sink",

@@ -4,7 +4,7 @@ Subclasses are never instantiated: ``Routing[LocalIds]`` holds the class itself 
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, final
+from typing import ClassVar, TypeAlias, final
 
 from typing_extensions import override
 
@@ -61,6 +61,10 @@ class PaddedPhysicalIds(Ids):
     @override
     def sentinel(num_experts: int) -> int | None:
         return -1
+
+
+SlotIds: TypeAlias = PhysicalIds | PaddedPhysicalIds
+"""Physical slots, for dispatchers whose library skips a -1."""
 
 
 @final

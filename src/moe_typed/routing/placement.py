@@ -157,13 +157,23 @@ def in_order(routing: Routing[LogicalIds, S]) -> Routing[PaddedPhysicalIds, S]:
 
 
 def fill_nowhere(routing: Routing[PaddedPhysicalIds, S], slot: int = 0) -> Routing[PhysicalIds, S]:
-    """Return the routing with every route that goes nowhere sent to ``slot`` with weight 0, for consumers that know no sentinel.
+    """Return the routing with every route that goes nowhere sent to a slot with weight 0, for consumers that know no sentinel.
 
-    Such a route, padding rows among them, costs its share of dispatch and of the GEMMs. Raises: ValueError when there is no such slot.
+    The slots are ``slot`` and those after it, round and round, without those that the row goes to: no row names a slot twice, for which AITER would
+    take the weight of the last. Such a route, padding rows among them, costs its share of dispatch and of the GEMMs.
+    Raises: ValueError when there is no such slot, or fewer slots than routes of a row.
     """
-    if not 0 <= slot < routing.num_experts:
-        raise ValueError(f"slot {slot} is not one of the {routing.num_experts} slots")
+    num_slots, k = routing.num_experts, routing.topk_ids.shape[1]
+    if not 0 <= slot < num_slots:
+        raise ValueError(f"slot {slot} is not one of the {num_slots} slots")
+    if k > num_slots:
+        raise ValueError(f"{k} routes of a row cannot go to {num_slots} slots, each once")
     routing.demand(PaddedPhysicalIds)
+    ids = routing.topk_ids
     nowhere = _nowhere(routing)
-    weights = torch.where(nowhere, 0.0, routing.topk_weights)
-    return routing.moved(torch.where(nowhere, slot, routing.topk_ids), weights, PhysicalIds, routing.num_experts)
+    candidates = (torch.arange(k, dtype=torch.int32, device=ids.device) + slot) % num_slots  # as many as routes: enough of them are free
+    is_taken = ((ids.unsqueeze(2) == candidates) & ~nowhere.unsqueeze(2)).any(1)
+    free_first = candidates[torch.sort(is_taken.to(torch.int8), dim=1, stable=True).indices]
+    turn = (nowhere.cumsum(1) - 1).clamp(min=0)
+    filled = torch.where(nowhere, free_first.gather(1, turn), ids)
+    return routing.moved(filled, torch.where(nowhere, 0.0, routing.topk_weights), PhysicalIds, num_slots)

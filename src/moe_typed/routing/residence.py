@@ -57,6 +57,15 @@ class ExpertMap(Generic[I]):
 
 @final
 @boundary
+class Residence(Generic[I]):
+    """Say which slots are on this rank, in both forms, made once for all layers: ``mask`` for AITER, ``map`` for what wants local ids."""
+
+    mask: ExpertMask[I]
+    map: ExpertMap[I]
+
+
+@final
+@boundary
 class SinkMask:
     """Mark the local slots before the sink. ``mask``: int32 (local slots + 1,), all 1 but the last, which is 0 (AITER's form for local ids)."""
 
@@ -79,6 +88,12 @@ def contiguous_map(space: type[I], num_slots: int, first: int, count: int, devic
 def mask_of(expert_map: ExpertMap[I]) -> ExpertMask[I]:
     """Return the mask of a map."""
     return ExpertMask((expert_map.local >= 0).to(torch.int32), expert_map.space)
+
+
+def contiguous_residence(space: type[I], num_slots: int, first: int, count: int, device: torch.device) -> Residence[I]:
+    """Return the residence of a rank that holds slots ``first`` to ``first + count - 1``. Raises: ValueError as ``contiguous_map``."""
+    expert_map = contiguous_map(space, num_slots, first, count, device)
+    return Residence(mask_of(expert_map), expert_map)
 
 
 def map_of(expert_mask: ExpertMask[I], num_local: int) -> ExpertMap[I]:
@@ -112,9 +127,12 @@ def localize_by_map(routing: Routing[I, S], expert_map: ExpertMap[I]) -> Routing
 
 
 def to_sink(routing: Routing[LocalIds, S]) -> Routing[LocalSinkIds, S]:
-    """Return the routing with every -1 sent to the sink slot, ``num_experts`` of the routing."""
+    """Return the routing with every -1, and every route of a padding row, sent to the sink slot, ``num_experts`` of the routing."""
     routing.demand(LocalIds)
-    ids = torch.where(routing.topk_ids < 0, routing.num_experts, routing.topk_ids)
+    nowhere = routing.topk_ids < 0
+    if not routing.all_live:
+        nowhere = nowhere | ~live_mask(routing)
+    ids = torch.where(nowhere, routing.num_experts, routing.topk_ids)
     return routing.moved(ids, routing.topk_weights, LocalSinkIds, routing.num_experts)
 
 

@@ -66,6 +66,26 @@ class Routing(Generic[I_co, S_co]):
             topk_ids, topk_weights, self.space, self.num_experts, self.scaling, self.renormalized, live, self.num_shared, self.first_shared
         )
 
+    def head(self, rows: int) -> "Routing[I_co, S_co]":
+        """Return the routing of the first ``rows`` rows, which hold all live ones where the count is on the device."""
+        live = min(self.live, rows) if isinstance(self.live, int) else self.live
+        return Routing(
+            self.topk_ids[:rows],
+            self.topk_weights[:rows],
+            self.space,
+            self.num_experts,
+            self.scaling,
+            self.renormalized,
+            live,
+            self.num_shared,
+            self.first_shared,
+        )
+
+    @property
+    def all_live(self) -> bool:
+        """Say whether the host knows that every row is live."""
+        return isinstance(self.live, int) and self.live == self.topk_ids.shape[0]
+
     def count_live(self) -> int:
         """Return how many rows are live; waits for the device where the count lives there."""
         return self.live if isinstance(self.live, int) else int(self.live.count.item())

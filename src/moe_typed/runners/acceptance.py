@@ -12,19 +12,56 @@ import attrs
 from ..formats import (
     AwqExpertWeights,
     Bf16ExpertWeights,
+    Bf16TransposedExpertWeights,
+    Bf16UngatedExpertWeights,
+    CompressedInt4ExpertWeights,
     ExpertWeights,
     Fp8Block128ExpertWeights,
     Fp8ChannelExpertWeights,
     Fp8TensorExpertWeights,
     Fp16ExpertWeights,
+    Fp16TransposedExpertWeights,
+    Fp16UngatedExpertWeights,
     Fp32ExpertWeights,
+    Fp32TransposedExpertWeights,
+    Fp32UngatedExpertWeights,
     GateUpOrder,
     GptqExpertWeights,
     Int8ChannelExpertWeights,
+    ModelSlimW4A4ExpertWeights,
+    ModelSlimW4A4PackedExpertWeights,
+    ModelSlimW4A8ExpertWeights,
     MxFp4ExpertWeights,
     MxFp8ExpertWeights,
     NvFp4ExpertWeights,
     Payload,
+)
+from .aiter import (
+    AiterBf16Weights,
+    AiterFp8Block128Weights,
+    AiterFp8FnuzBlock128Weights,
+    AiterFp8FnuzTensorWeights,
+    AiterFp8FnuzTokenWeights,
+    AiterFp8TensorWeights,
+    AiterFp8TokenWeights,
+    AiterFp16Weights,
+    AiterInt8TokenWeights,
+    AiterMxFp4A4W4Weights,
+    AiterMxFp4A8W4Weights,
+    AiterMxFp4A16W4Weights,
+    AiterMxFp8Weights,
+)
+from .ascend import (
+    AscendBf16Weights,
+    AscendFp16Weights,
+    AscendMxFp4A8Weights,
+    AscendMxFp8Weights,
+    AscendW4A4Weights,
+    AscendW4A8Weights,
+    AscendW4A16Fp16Weights,
+    AscendW4A16Weights,
+    AscendW8A8Fp16Weights,
+    AscendW8A8Weights,
 )
 from .base import PreparedWeights
 from .reference import (
@@ -37,15 +74,19 @@ from .reference import (
     ReferenceMxFp4Weights,
     ReferenceMxFp8Weights,
     ReferenceNvFp4Weights,
+    ReferenceTransposedWeights,
+    ReferenceUngatedWeights,
 )
 from .triton import TritonBf16Weights, TritonFp8Block128Weights, TritonFp16Weights, TritonFp32Weights
 
 
 @final
 class RunnerName(enum.Enum):
-    """Name the runners, the preferred one first."""
+    """Name the runners, the preferred one first; on AMD GPUs AITER comes before all."""
 
     TRITON = "triton"
+    AITER = "aiter"
+    ASCEND = "ascend"
     REFERENCE = "reference"
 
 
@@ -69,9 +110,43 @@ ACCEPTANCE: Final = (
     Acceptance(RunnerName.TRITON, Fp16ExpertWeights, TritonFp16Weights),
     Acceptance(RunnerName.TRITON, Fp32ExpertWeights, TritonFp32Weights),
     Acceptance(RunnerName.TRITON, Fp8Block128ExpertWeights, TritonFp8Block128Weights),
+    Acceptance(RunnerName.AITER, Bf16ExpertWeights, AiterBf16Weights),
+    Acceptance(RunnerName.AITER, Fp16ExpertWeights, AiterFp16Weights),
+    Acceptance(RunnerName.AITER, Fp8TensorExpertWeights, AiterFp8TensorWeights),
+    Acceptance(RunnerName.AITER, Fp8TensorExpertWeights, AiterFp8FnuzTensorWeights),
+    Acceptance(RunnerName.AITER, Fp8ChannelExpertWeights, AiterFp8TokenWeights),
+    Acceptance(RunnerName.AITER, Fp8ChannelExpertWeights, AiterFp8FnuzTokenWeights),
+    Acceptance(RunnerName.AITER, Fp8Block128ExpertWeights, AiterFp8Block128Weights),
+    Acceptance(RunnerName.AITER, Fp8Block128ExpertWeights, AiterFp8FnuzBlock128Weights),
+    Acceptance(RunnerName.AITER, MxFp8ExpertWeights, AiterMxFp8Weights),
+    Acceptance(RunnerName.AITER, MxFp4ExpertWeights, AiterMxFp4A4W4Weights),
+    Acceptance(RunnerName.AITER, MxFp4ExpertWeights, AiterMxFp4A8W4Weights),
+    Acceptance(RunnerName.AITER, MxFp4ExpertWeights, AiterMxFp4A16W4Weights),
+    Acceptance(RunnerName.AITER, Int8ChannelExpertWeights, AiterInt8TokenWeights),
+    Acceptance(RunnerName.ASCEND, Bf16ExpertWeights, AscendBf16Weights),
+    Acceptance(RunnerName.ASCEND, Fp16ExpertWeights, AscendFp16Weights),
+    Acceptance(RunnerName.ASCEND, Int8ChannelExpertWeights, AscendW8A8Weights),
+    Acceptance(RunnerName.ASCEND, Int8ChannelExpertWeights, AscendW8A8Fp16Weights),
+    Acceptance(RunnerName.ASCEND, ModelSlimW4A8ExpertWeights, AscendW4A8Weights),
+    Acceptance(RunnerName.ASCEND, ModelSlimW4A4ExpertWeights, AscendW4A4Weights),
+    Acceptance(RunnerName.ASCEND, ModelSlimW4A4PackedExpertWeights, AscendW4A4Weights),
+    Acceptance(RunnerName.ASCEND, AwqExpertWeights, AscendW4A16Weights),
+    Acceptance(RunnerName.ASCEND, AwqExpertWeights, AscendW4A16Fp16Weights),
+    Acceptance(RunnerName.ASCEND, GptqExpertWeights, AscendW4A16Weights),
+    Acceptance(RunnerName.ASCEND, GptqExpertWeights, AscendW4A16Fp16Weights),
+    Acceptance(RunnerName.ASCEND, CompressedInt4ExpertWeights, AscendW4A16Weights),
+    Acceptance(RunnerName.ASCEND, CompressedInt4ExpertWeights, AscendW4A16Fp16Weights),
+    Acceptance(RunnerName.ASCEND, MxFp8ExpertWeights, AscendMxFp8Weights),
+    Acceptance(RunnerName.ASCEND, MxFp4ExpertWeights, AscendMxFp4A8Weights),
     Acceptance(RunnerName.REFERENCE, Bf16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp16ExpertWeights, ReferenceDenseWeights),
     Acceptance(RunnerName.REFERENCE, Fp32ExpertWeights, ReferenceDenseWeights),
+    Acceptance(RunnerName.REFERENCE, Bf16TransposedExpertWeights, ReferenceTransposedWeights),
+    Acceptance(RunnerName.REFERENCE, Fp16TransposedExpertWeights, ReferenceTransposedWeights),
+    Acceptance(RunnerName.REFERENCE, Fp32TransposedExpertWeights, ReferenceTransposedWeights),
+    Acceptance(RunnerName.REFERENCE, Bf16UngatedExpertWeights, ReferenceUngatedWeights),
+    Acceptance(RunnerName.REFERENCE, Fp16UngatedExpertWeights, ReferenceUngatedWeights),
+    Acceptance(RunnerName.REFERENCE, Fp32UngatedExpertWeights, ReferenceUngatedWeights),
     Acceptance(RunnerName.REFERENCE, Fp8TensorExpertWeights, ReferenceFp8TensorWeights),
     Acceptance(RunnerName.REFERENCE, Fp8ChannelExpertWeights, ReferenceFp8ChannelWeights),
     Acceptance(RunnerName.REFERENCE, Fp8Block128ExpertWeights, ReferenceFp8Block128Weights),

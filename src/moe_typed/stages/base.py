@@ -47,3 +47,6 @@ class DispatchOutput(ABC, Generic[P_co, C_co]):
     @abstractmethod
     def with_payload(self, payload: Q) -> "DispatchOutput[Q, C_co]":
         """Return the same dispatch with other rows in it: the result of a conversion."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the handle that combine would need, because of an error on the way there; nothing where there is none."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moe_typed import Bf16Rows, Conversion, Fp16Rows, Fp32Rows, debug, round_bf16
 from moe_typed.formats import NvFp4Rows, Payload, ScaledRows, ScaleFactor, fused, quantizers, relayouts, upscalers
-from tests.formats.support import QUANTIZERS, make, noise, quantized, scale_table, title
+from tests.formats.support import QUANTIZERS, SCALED, make, noise, quantized, scale_table, title, wide
 from tests.ops.support import devices, in_one_graph, on_cuda
 
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero")  # NumPy's, under Triton's interpreter
@@ -78,14 +78,14 @@ def test_quantisers(conversion: Conversion[Any, Any], dtype: torch.dtype, live: 
     check(got, expected, ROWS if live is None else live)
 
 
-@pytest.mark.parametrize("cls", QUANTIZERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", SCALED, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize(
     "conversion", [upscalers.fp32, pytest.param(upscalers.fp16, marks=on_cuda), pytest.param(upscalers.bf16, marks=on_cuda)], ids=title
 )
 @pytest.mark.parametrize("live", [None, 0, ROWS - 1])
 @devices
 def test_upscalers(cls: type[ScaledRows], conversion: Conversion[Any, Any], live: int | None, device: str) -> None:
-    rows = quantized(cls, noise(ROWS, HIDDEN, spread=5))
+    rows = quantized(cls, noise(ROWS, wide(cls, HIDDEN), spread=5))
     count = None if live is None else torch.tensor([live], dtype=torch.int32)
     got = kernel_of(conversion).run(moved(rows, device), None if count is None else count.to(device))
     check(got, conversion.run(rows, count), ROWS if live is None else live)

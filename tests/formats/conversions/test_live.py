@@ -9,7 +9,7 @@ import torch
 from moe_typed import Bf16Rows, Conversion, Fp32Rows, StandardDispatcher, from_topk, quantize_mxfp8
 from moe_typed.formats import ScaledRows, quantizers, relayouts, upscalers
 from moe_typed.routing import DeviceCount, mask_padded
-from tests.formats.support import QUANTIZERS, noise, quantized
+from tests.formats.support import QUANTIZERS, SCALED, noise, quantized, wide
 
 ROWS = 6
 
@@ -36,11 +36,11 @@ def test_quantisers(quantize: Conversion[Any, ScaledRows], live: int, tail: floa
     assert torch.equal(full.dequantize()[:live], short.dequantize())
 
 
-@pytest.mark.parametrize("cls", QUANTIZERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", SCALED, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("upscale", [upscalers.bf16, upscalers.fp16, upscalers.fp32], ids=lambda conversion: conversion.name)
 @pytest.mark.parametrize("live", [0, 1, 4, ROWS])
 def test_upscalers(cls: type[ScaledRows], upscale: Conversion[Any, Any], live: int) -> None:
-    rows = quantized(cls, noise(ROWS, 256))
+    rows = quantized(cls, noise(ROWS, wide(cls, 256)))
     rows.data.view(torch.uint8)[live:] = 0xFF  # NaN where the format has one
     got = upscale.run(rows, count(live)).data
     assert torch.equal(got[:live], upscale.run(rows).data[:live])

@@ -25,7 +25,21 @@ from moe_typed.formats import (
 )
 from moe_typed.formats.catalogue import PAYLOADS
 from moe_typed.ops.minifloat.spec import MXFP_ROUNDING
-from tests.formats.support import DENSE_DTYPES, FP4, QUANTIZERS, UPSCALERS, codes_of, make, meaning, noise, quantized, scale_table, table
+from tests.formats.support import (
+    DENSE_DTYPES,
+    FP4,
+    QUANTIZERS,
+    SLABS,
+    UPSCALERS,
+    codes_of,
+    make,
+    meaning,
+    noise,
+    quantized,
+    scale_table,
+    table,
+    wide,
+)
 from tests.ops.support import floats
 
 SCALED = tuple(QUANTIZERS)
@@ -47,9 +61,11 @@ def group_amax(data: Tensor, group: tuple[int, int]) -> Tensor:
 
 
 def test_every_format_can_be_made_and_undone() -> None:
-    assert set(QUANTIZERS) == {cls for cls in catalogue.PAYLOADS if cls.format.scale is not None}
+    """But slabs, which libraries alone make, and the rows of the NPU, whose operators make them."""
+    of_npu = {cls for cls in catalogue.PAYLOADS if cls.__module__.endswith(".payloads.ascend")}
+    assert {*QUANTIZERS, *SLABS} == {cls for cls in catalogue.PAYLOADS if cls.format.scale is not None} - of_npu
     for upscale in UPSCALERS:
-        assert set(upscale.source) == set(QUANTIZERS)
+        assert set(upscale.source) == {*QUANTIZERS, *SLABS}
 
 
 def test_names_are_those_of_the_formats() -> None:
@@ -61,6 +77,7 @@ def test_names_are_those_of_the_formats() -> None:
     assert {value.name for value in vars(relayouts).values()} == {
         "scales_to_column_major",
         "scales_to_row_major",
+        "slab_scales_to_row_major",
         "pack_scales",
         "unpack_scales",
         "swizzle_scales",
@@ -173,9 +190,10 @@ def test_larger_values_never_come_back_smaller(cls: type[ScaledRows]) -> None:
     assert bool((back.diff(dim=-1) >= 0).all())
 
 
-@every_format
-def test_upscaling_rounds_the_meaning_once(cls: type[ScaledRows]) -> None:
-    made: Any = quantized(cls, noise(3, 256))
+@pytest.mark.parametrize("cls", [*SCALED, *SLABS], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_upscaling_rounds_the_meaning_once(cls: type[ScaledRows], rows: int) -> None:
+    made: Any = quantized(cls, noise(rows, wide(cls, 256)))
     exact = meaning(made).float()
     assert torch.equal(upscalers.fp32.run(made).data, exact)
     assert torch.equal(upscalers.bf16.run(made).data, exact.bfloat16())

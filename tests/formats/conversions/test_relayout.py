@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from moe_typed import Conversion, Fp8Block128Rows, Fp32Rows, debug
-from moe_typed.formats import Fp8Block128PackedRows, MxFp8Rows, ScaledRows, quantizers, relayouts, upscalers
-from tests.formats.support import FN, noise, quantized, scale_table
+from moe_typed.formats import Fp8Block128PackedRows, Fp8Block128SlabRows, MxFp8Rows, ScaledRows, quantizers, relayouts, upscalers
+from tests.formats.support import FN, noise, quantized, scale_table, slab
 
 SHAPES = [(0, 256), (1, 128), (1, 640), (3, 512), (4, 384), (5, 1152), (128, 128), (130, 160 * 4)]
 PAIRS = [
@@ -49,6 +49,19 @@ def test_live_rows_alone_have_to_be_right(there: Conversion[Any, Any], back: Con
         count = torch.tensor([live], dtype=torch.int32)
         got = back.run(there.run(given, count), count)
         assert torch.equal(scale_table(got)[:live], scale_table(given)[:live])
+
+
+@pytest.mark.parametrize(("experts", "capacity"), [(1, 6), (6, 1), (2, 3), (3, 2), (2, 0)])
+@pytest.mark.parametrize("hidden", [128, 384, 1024])
+def test_a_slab_becomes_flat_rows(experts: int, capacity: int, hidden: int) -> None:
+    given = slab(Fp8Block128SlabRows, noise(experts * capacity, hidden), experts, capacity)
+    assert isinstance(given, Fp8Block128SlabRows)
+    with debug("strict"):
+        turned = relayouts.slab_to_row.run(given)
+    assert type(turned) is Fp8Block128Rows
+    assert turned.data is given.data
+    assert torch.equal(scale_table(turned), scale_table(given))
+    assert torch.equal(turned.dequantize(), given.dequantize())
 
 
 @pytest.mark.parametrize("bad", [0.3, 0.0, -1.0, float("inf"), float("nan"), 2.0**-128, 3.0])

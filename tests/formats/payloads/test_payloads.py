@@ -12,7 +12,9 @@ from moe_typed.formats import (
     Format,
     Fp8Block128ColumnRows,
     Fp8Block128PackedRows,
+    Fp8Block128PackedSlabRows,
     Fp8Block128Rows,
+    Fp8Block128SlabRows,
     Fp8FnuzTensorRows,
     Fp8TensorRows,
     Fp8TokenRows,
@@ -26,22 +28,10 @@ from moe_typed.formats import (
     catalogue,
 )
 from moe_typed.stages import FlatRowsInput
-from tests.formats.support import E8, FN, FNUZ, FP4, QUANTIZERS, make, meaning, noise, quantized
+from tests.formats.support import E8, FN, FNUZ, FP4, SCALED, in_slab, make, meaning, noise, ones, quantized, refused, slab_shape, wide
 
-SCALED = tuple(QUANTIZERS)
 every_scaled_class = pytest.mark.parametrize("cls", SCALED, ids=lambda cls: cls.__name__)
 ALL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int8, torch.uint8, FN, FNUZ, FP4, E8)
-
-
-def refused(build: Callable[..., object], *values: object) -> BoundaryError:
-    with debug("layout"), pytest.raises(BoundaryError) as caught:
-        build(*values)
-    return caught.value
-
-
-def ones(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Return a contiguous tensor of any dtype whose bytes are all 1."""
-    return torch.ones(torch.Size(shape).numel() * dtype.itemsize, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def aligned(dtype: torch.dtype, rows: int, columns: int, stride: int | None = None) -> Tensor:
@@ -65,8 +55,12 @@ def by_facts(fmt: Format, rows: int, hidden: int) -> list[object]:
             made = ones(scale.dtype, rows)
         case ScaleOrder.ROW_MAJOR:
             made = ones(scale.dtype, rows, groups)
+        case ScaleOrder.ROW_MAJOR_PAIRS:
+            made = ones(scale.dtype, rows, groups // 2, 2)
         case ScaleOrder.COLUMN_MAJOR_ALIGNED:
             made = aligned(scale.dtype, rows, -(-groups // scale.per_element))
+        case ScaleOrder.SLAB_COLUMN_MAJOR:
+            made = in_slab(ones(scale.dtype, rows, groups // scale.per_element), *slab_shape(rows))
         case _:
             made = ones(scale.dtype, -(-rows // 128) * -(-groups // 4) * 512)
     return [data, made, *([ScaleFactor(torch.ones(1))] if fmt.name == "nvfp4" else [])]
@@ -80,6 +74,7 @@ class TestFacts:
     @pytest.mark.parametrize("rows", [0, 1, 3, 4, 130])
     @pytest.mark.parametrize("hidden", [128, 512, 1152])
     def test_what_the_facts_describe_is_accepted(self, cls: type[Payload], rows: int, hidden: int) -> None:
+        hidden = wide(cls, hidden)
         with debug("strict"):
             made = make(cls, *by_facts(cls.format, rows, hidden))
         assert (made.rows, made.hidden) == (rows, hidden)
@@ -122,6 +117,8 @@ class TestFacts:
         (Fp8Block128Rows, 192, 128),
         (Fp8Block128ColumnRows, 192, 128),
         (Fp8Block128PackedRows, 192, 128),
+        (Fp8Block128SlabRows, 192, 128),
+        (Fp8Block128PackedSlabRows, 640, 512),
         (MxFp8Rows, 48, 32),
         (MxFp8SwizzledRows, 48, 32),
     ],
@@ -283,6 +280,7 @@ def test_dense_rows_mean_their_values(cls: type[Bf16Rows | Fp16Rows | Fp32Rows])
 @every_scaled_class
 @pytest.mark.parametrize(("rows", "hidden"), [(0, 256), (1, 128), (5, 640), (130, 128)])
 def test_a_payload_means_what_its_bytes_say(cls: type[ScaledRows], rows: int, hidden: int) -> None:
+    hidden = wide(cls, hidden)
     payload = quantized(cls, noise(rows, hidden))
     got = payload.dequantize()
     assert got.dtype == torch.float32
@@ -296,7 +294,7 @@ ROWS, LIVE = 6, 2
 
 def tail_poisoned(cls: type[ScaledRows], first: int) -> ScaledRows:
     """Return rows that hold NaN from ``first`` on, as memory that nobody wrote may, and their scales too where rows have their own."""
-    data = noise(ROWS, 256)
+    data = noise(ROWS, wide(cls, 256))
     data[first:] = math.nan
     return quantized(cls, data)
 
@@ -323,6 +321,23 @@ def test_live_rows_alone_are_looked_at(cls: type[ScaledRows], stage: Callable[..
     assert (caught.value.boundary, caught.value.field) == (cls.__name__, "scale")
     assert caught.value.reason in ("holds an infinity or a NaN", "holds the byte 255, which is NaN")
     assert "the rows that were quantised held" in caught.value.hint
+
+
+@pytest.mark.parametrize("cls", OWN_SCALES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("live", [(), (0,), (1, 4), (0, 1, 2, 4, 5)])
+def test_rows_of_a_mask_alone_are_looked_at(cls: type[ScaledRows], live: tuple[int, ...]) -> None:
+    mask = torch.zeros(ROWS, dtype=torch.bool)
+    mask[list(live)] = True
+    data = noise(ROWS, wide(cls, 256))
+    data[~mask] = math.nan
+    payload = quantized(cls, data)
+    payload.check_live(mask)
+    for row in set(range(ROWS)) - set(live):
+        more = mask.clone()
+        more[row] = True
+        with pytest.raises(BoundaryError) as caught:
+            payload.check_live(more)
+        assert (caught.value.boundary, caught.value.field) == (cls.__name__, "scale")
 
 
 @pytest.mark.parametrize("cls", [Fp8TensorRows, Fp8FnuzTensorRows])

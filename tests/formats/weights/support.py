@@ -11,6 +11,7 @@ from moe_typed import GateUp, Interleaved, UpGate, debug
 from moe_typed.formats import (
     AwqExpertWeights,
     Bf16ExpertWeights,
+    CompressedInt4ExpertWeights,
     ExpertWeights,
     Fp8Block128ExpertWeights,
     Fp8ChannelExpertWeights,
@@ -20,6 +21,9 @@ from moe_typed.formats import (
     GateUpOrder,
     GptqExpertWeights,
     Int8ChannelExpertWeights,
+    ModelSlimW4A4ExpertWeights,
+    ModelSlimW4A4PackedExpertWeights,
+    ModelSlimW4A8ExpertWeights,
     MxFp4ExpertWeights,
     MxFp8ExpertWeights,
     NvFp4ExpertWeights,
@@ -186,6 +190,44 @@ def int4(*, by_columns: bool, zeros: bool) -> Make:
     return make
 
 
+def signed(codes: Tensor) -> Tensor:
+    """Return the values of codes 0 to 15 as two's complement."""
+    return torch.tensor([*range(8), *range(-8, 0)], dtype=torch.float64)[codes]
+
+
+def byte_rows(codes: Tensor) -> Tensor:
+    """Return codes 0 to 15 (experts, rows, columns) as int8, the even rows in the low halves of bytes and the odd ones in the high halves."""
+    return (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8).view(torch.int8)
+
+
+def modelslim(*, packed: bool, corrected: bool = False) -> Make:
+    """Return the maker of ModelSlim's int4 weights; the correction of w2 is in parts of two columns."""
+
+    def matrix(draw: Draw, out: int, into: int) -> tuple[Tensor, Tensor, Tensor]:
+        codes, scale = draw.ints(0, 16, EXPERTS, out, into), draw.floats(EXPERTS, out)
+        held = byte_rows(codes) if packed else signed(codes).to(torch.int8)
+        return held, scale, signed(codes) * scale.double().unsqueeze(2)
+
+    def make(draw: Draw, order: type[GateUpOrder], hidden: int, inter: int) -> tuple[dict[str, Any], Tensor, Tensor]:
+        (w13, s13, v13), (w2, s2, v2) = matrix(draw, 2 * inter, hidden), matrix(draw, hidden, inter)
+        parts = {"w13": w13, "w2": w2, "w13_scale": s13, "w2_scale": s2}
+        if corrected:
+            parts["w13_correction"] = 8 * v13.sum(2).float()
+            parts["w2_correction"] = 8 * v2.view(EXPERTS, hidden, -1, 2).sum(3).float()
+        return parts, v13, v2
+
+    return make
+
+
+def compressed(draw: Draw, order: type[GateUpOrder], hidden: int, inter: int) -> tuple[dict[str, Any], Tensor, Tensor]:
+    def matrix(out: int, into: int) -> tuple[Tensor, Tensor, Tensor]:
+        codes, scale = draw.ints(0, 16, EXPERTS, out, into), draw.floats(EXPERTS, out, into // INT4_GROUP).bfloat16()
+        return pack_words(codes, 2, ASCENDING), scale, (codes - 8).double() * spread(scale, 1, INT4_GROUP)
+
+    (w13, s13, v13), (w2, s2, v2) = matrix(2 * inter, hidden), matrix(hidden, inter)
+    return {"w13": w13, "w2": w2, "w13_scale": s13, "w2_scale": s2, "group": INT4_GROUP}, v13, v2
+
+
 @dataclass(frozen=True)
 class Case:
     """A weight class: ``unit`` is what each rank's part of inter must be a multiple of."""
@@ -222,4 +264,9 @@ CASES: Final[Mapping[str, Case]] = {
     "awq symmetric": Case(AwqExpertWeights, int4(by_columns=True, zeros=False), 16, 8, "w2_scale"),
     "gptq": Case(GptqExpertWeights, int4(by_columns=False, zeros=True), 16, 8, "w2_scale"),
     "gptq symmetric": Case(GptqExpertWeights, int4(by_columns=False, zeros=False), 16, 8, "w2_scale"),
+    "compressed": Case(CompressedInt4ExpertWeights, compressed, 16, 8, "w2_scale"),
+    "w4a8": Case(ModelSlimW4A8ExpertWeights, modelslim(packed=True), 8, 1, ""),
+    "w4a8 corrected": Case(ModelSlimW4A8ExpertWeights, modelslim(packed=True, corrected=True), 8, 2, "w2_correction"),
+    "w4a4": Case(ModelSlimW4A4ExpertWeights, modelslim(packed=False), 8, 1, ""),
+    "w4a4 packed": Case(ModelSlimW4A4PackedExpertWeights, modelslim(packed=True), 8, 1, ""),
 }

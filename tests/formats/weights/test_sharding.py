@@ -89,3 +89,13 @@ def test_an_inter_that_the_ranks_do_not_divide_is_refused(inter: int, size: int,
 def test_there_is_no_such_rank(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match=f"there is no rank {rank} of {size}"):
         shard_inter(CASES["bf16"].build(GateUp, 4).weights, rank, size)
+
+
+@pytest.mark.parametrize("name", ["w4a8", "w4a4 packed"])
+def test_two_rows_of_a_byte_stay_together_unless_they_are_gate_and_up(name: str) -> None:
+    """Where gate and up alternate, a byte holds one column of each, and can be any rank's."""
+    case = CASES[name]
+    with pytest.raises(ValueError, match=r"^inter = 6 on 2 ranks is 3 each, which is not a multiple of 2: w13 has one entry for 2 of it$"):
+        shard_inter(case.build(GateUp, 6).weights, 0, 2)
+    whole = case.build(Interleaved, 6).weights
+    assert torch.equal(shard_inter(whole, 1, 2).dequantize_w13(0), whole.dequantize_w13(0)[6:])

@@ -108,7 +108,7 @@ def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
                 zeros(torch.float8_e8m0fnu, 1, 64, 1),
                 GateUp,
             ),
-            "bytes = 24 is not a multiple of 16",
+            "inter_bytes = 24 is not a multiple of 16",
             id="mxfp4",
         ),
         pytest.param(

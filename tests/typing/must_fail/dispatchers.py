@@ -89,9 +89,10 @@ def bound_for_another(weights: ReferenceDenseWeights, dispatched: StandardDispat
 
 def dispatcher_that_returns_another(arena: Arena) -> Dispatcher[Bf16Rows, Bf16Rows, StandardCombineInput]:
     return arena
-    # E: Incompatible return value type (got "Dispatcher[Bf16Rows, Bf16Rows, ArenaCombineInput]"
-    # E: expected "Dispatcher[Bf16Rows, Bf16Rows, StandardCombineInput]")
-    # P: Type "Arena" is not assignable to return type "Dispatcher[Bf16Rows, Bf16Rows, StandardCombineInput]"
+    # E: Incompatible return value type (got "Dispatcher[Bf16Rows, Bf16Rows, ArenaCombineInput, LogicalIds, Tensor]"
+    # E: expected "Dispatcher[Bf16Rows, Bf16Rows, StandardCombineInput, LogicalIds, Tensor]")
+    # P: Type "Arena" is not assignable to return type "Dispatcher[Bf16Rows, Bf16Rows
+    # P: Type parameter "C@Dispatcher" is invariant, but "ArenaCombineInput" is not the same as "StandardCombineInput"
 
 
 @final

@@ -7,7 +7,8 @@ from torch import Tensor
 from moe_typed.boundary import boundary
 from moe_typed.formats import Bf16Rows, Payload
 from moe_typed.runners import Runner
-from moe_typed.runners.flat_rows import standard_post, standard_pre
+from moe_typed.runners.flat_rows import standard_pre
+from moe_typed.runners.posts import standard_post
 from moe_typed.stages import (
     Carry,
     CombineInput,
@@ -19,7 +20,7 @@ from moe_typed.stages import (
     StandardDispatchOutput,
     SummedRowsOutput,
 )
-from moe_typed.table import STANDARD_FLAT_ROWS, Edge
+from moe_typed.table import Edge
 
 
 @final
@@ -71,6 +72,7 @@ def picky_pre(dispatched: StandardDispatchOutput[Bf16Rows]) -> tuple[FlatRowsInp
 
 
 EDGE = Edge(StandardDispatchOutput[Payload], StandardCombineInput, FlatRowsInput)
+ROW = EDGE.pre(standard_pre).post(standard_post)
 
 EDGE.pre(standard_pre).post(foreign_post)
 # E: Argument 1 to "post" of "HalfEdge" has incompatible type "Callable[[SummedRowsOutput, SortedCarry], StandardCombineInput]"
@@ -118,14 +120,14 @@ Edge(StandardDispatchOutput[Payload], StandardCarry, FlatRowsInput)
 
 
 def runner_of_another_input(runner: Runner[SortedRowsInput, SummedRowsOutput]) -> None:
-    STANDARD_FLAT_ROWS.using(runner)
+    ROW.using(runner)
     # E: Argument 1 to "using" of "Transition" has incompatible type "Runner[SortedRowsInput, SummedRowsOutput]"
     # E: expected "Runner[FlatRowsInput, SummedRowsOutput]"
     # P: Type parameter "RI_contra@Runner" is contravariant, but "SortedRowsInput" is not a supertype of "FlatRowsInput"
 
 
 def runner_of_another_output(runner: Runner[FlatRowsInput, SortedRowsOutput]) -> None:
-    STANDARD_FLAT_ROWS.using(runner)
+    ROW.using(runner)
     # E: Argument 1 to "using" of "Transition" has incompatible type "Runner[FlatRowsInput, SortedRowsOutput]"
     # E: expected "Runner[FlatRowsInput, SummedRowsOutput]"
     # P: Type parameter "RO_co@Runner" is covariant, but "SortedRowsOutput" is not a subtype of "SummedRowsOutput"
@@ -139,7 +141,7 @@ def half_a_row(runner: Runner[FlatRowsInput, SummedRowsOutput]) -> None:
 
 
 def transition_given_a_tensor(runner: Runner[FlatRowsInput, SummedRowsOutput], rows: Tensor) -> None:
-    STANDARD_FLAT_ROWS.using(runner)(rows)
+    ROW.using(runner)(rows)
     # E: Argument 1 has incompatible type "Tensor"; expected "StandardDispatchOutput[Payload]"
     # P: "Tensor" cannot be assigned to parameter of type "StandardDispatchOutput[Payload]"
 
@@ -147,6 +149,6 @@ def transition_given_a_tensor(runner: Runner[FlatRowsInput, SummedRowsOutput], r
 def transition_that_ends_elsewhere(
     runner: Runner[FlatRowsInput, SummedRowsOutput], dispatched: StandardDispatchOutput[Bf16Rows]
 ) -> ArenaCombineInput:
-    return STANDARD_FLAT_ROWS.using(runner)(dispatched)
+    return ROW.using(runner)(dispatched)
     # E: Incompatible return value type (got "StandardCombineInput", expected "ArenaCombineInput")
     # P: Type "StandardCombineInput" is not assignable to return type "ArenaCombineInput"

@@ -22,9 +22,10 @@ from moe_typed import (
 from moe_typed.formats import AnyDenseRows, Bf16ExpertWeights, ExpertWeights, GateUp, GateUpOrder, ScaledRows
 from moe_typed.routing import Ids, RoutedScaling
 from moe_typed.runners import PreparedWeights, ReferenceFp8Block128Weights, ReferenceRunner, Runner
-from moe_typed.runners.flat_rows import standard_post, standard_pre
+from moe_typed.runners.flat_rows import standard_pre
+from moe_typed.runners.posts import standard_post
 from moe_typed.stages import FlatRowsInput, RunnerOutput, StandardCarry, SummedRowsOutput
-from moe_typed.table import STANDARD_FLAT_ROWS, Edge, HalfEdge, Transition
+from moe_typed.table import Edge, HalfEdge, Transition
 
 
 def dispatch_outputs_are_covariant(dispatched: StandardDispatchOutput[Fp8Block128Rows]) -> DispatchOutput[Payload, CombineInput]:
@@ -71,4 +72,4 @@ def a_row(runner: ReferenceRunner, dispatched: StandardDispatchOutput[Bf16Rows])
     assert_type(half, HalfEdge[StandardDispatchOutput[Payload], StandardCombineInput, FlatRowsInput, StandardCarry])
     row = half.post(standard_post)
     assert_type(row, Transition[StandardDispatchOutput[Payload], StandardCombineInput, FlatRowsInput, StandardCarry, SummedRowsOutput])
-    assert_type(STANDARD_FLAT_ROWS.using(runner)(dispatched), StandardCombineInput)
+    assert_type(row.using(runner)(dispatched), StandardCombineInput)

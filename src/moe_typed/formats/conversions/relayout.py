@@ -5,7 +5,16 @@ from typing import Final, final
 from torch import Tensor
 
 from .. import e8m0
-from ..payloads import BLOCK_128, MX_GROUP, Fp8Block128ColumnRows, Fp8Block128PackedRows, Fp8Block128Rows, MxFp8Rows, MxFp8SwizzledRows
+from ..payloads import (
+    BLOCK_128,
+    MX_GROUP,
+    Fp8Block128ColumnRows,
+    Fp8Block128PackedRows,
+    Fp8Block128Rows,
+    Fp8Block128SlabRows,
+    MxFp8Rows,
+    MxFp8SwizzledRows,
+)
 from .base import Conversion
 from .ops import RelayoutOps
 
@@ -20,6 +29,9 @@ class Relayouts:
 
         def to_row(rows: Fp8Block128ColumnRows, live: Tensor | None = None) -> Fp8Block128Rows:
             return Fp8Block128Rows(rows.data, ops.to_row_major(rows.scale, live))
+
+        def slab_to_row(rows: Fp8Block128SlabRows, _live: Tensor | None = None) -> Fp8Block128Rows:
+            return Fp8Block128Rows(rows.data, rows.row_scale)
 
         def pack(rows: Fp8Block128Rows, live: Tensor | None = None) -> Fp8Block128PackedRows:
             _require_powers_of_two(rows.scale, live)
@@ -37,6 +49,7 @@ class Relayouts:
 
         self.to_column: Final = Conversion("scales_to_column_major", (Fp8Block128Rows,), Fp8Block128ColumnRows, to_column)
         self.to_row: Final = Conversion("scales_to_row_major", (Fp8Block128ColumnRows,), Fp8Block128Rows, to_row)
+        self.slab_to_row: Final = Conversion("slab_scales_to_row_major", (Fp8Block128SlabRows,), Fp8Block128Rows, slab_to_row)
         self.pack: Final = Conversion("pack_scales", (Fp8Block128Rows,), Fp8Block128PackedRows, pack)
         self.unpack: Final = Conversion("unpack_scales", (Fp8Block128PackedRows,), Fp8Block128Rows, unpack)
         self.swizzle: Final = Conversion("swizzle_scales", (MxFp8Rows,), MxFp8SwizzledRows, swizzle)

@@ -10,7 +10,9 @@ from ..payloads import (
     Bf16Rows,
     Fp8Block128ColumnRows,
     Fp8Block128PackedRows,
+    Fp8Block128PackedSlabRows,
     Fp8Block128Rows,
+    Fp8Block128SlabRows,
     Fp8FnuzBlock128Rows,
     Fp8FnuzTensorRows,
     Fp8FnuzTokenRows,
@@ -38,6 +40,8 @@ AnyScaledRows: TypeAlias = (
     | Fp8FnuzBlock128Rows
     | Fp8Block128ColumnRows
     | Fp8Block128PackedRows
+    | Fp8Block128SlabRows
+    | Fp8Block128PackedSlabRows
     | MxFp8Rows
     | MxFp8SwizzledRows
     | MxFp4Rows
@@ -79,6 +83,8 @@ class Upscalers:
                 return ops.upscale_fp8_groups(data, scale, ScaleLayout.COLUMN_MAJOR, dtype, live)
             case Fp8Block128PackedRows():
                 return ops.upscale_fp8_groups_ue8m0(data, scale, dtype, live)
+            case Fp8Block128SlabRows() | Fp8Block128PackedSlabRows():
+                return ops.upscale_fp8_groups(data, rows.row_scale, ScaleLayout.ROW_MAJOR, dtype, live)
             case MxFp8Rows():
                 return ops.upscale_mxfp8(data, scale, ScaleLayout.ROW_MAJOR, dtype, live)
             case MxFp8SwizzledRows():

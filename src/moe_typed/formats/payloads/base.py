@@ -33,8 +33,11 @@ class Payload(ABC):
         """Return the values as float32 (rows, hidden): the meaning of the payload."""
 
     @abstractmethod
-    def check_live(self, live: int) -> None:
-        """Raise BoundaryError for data of the first ``live`` rows that cannot be right; what the others hold is undefined. Reads tensors."""
+    def check_live(self, live: int | Tensor) -> None:
+        """Raise BoundaryError for data of live rows that cannot be right; what the others hold is undefined. Reads tensors.
+
+        ``live``: how many leading rows, or bool (rows,) where live rows are not the leading ones.
+        """
 
     @property
     def rows(self) -> int:
@@ -55,7 +58,7 @@ class DenseRows(Payload):
         return self.data.to(torch.float32)
 
     @override
-    def check_live(self, live: int) -> None:
+    def check_live(self, live: int | Tensor) -> None:
         """Accept everything: a model's rows may hold what they like."""
 
 
@@ -63,6 +66,11 @@ class ScaledRows(Payload):
     """The base of payloads with scales: value = data * scale."""
 
     scale: Tensor
+
+
+def live_index(live: int | Tensor) -> slice | Tensor:
+    """Return what indexes the live rows."""
+    return slice(live) if isinstance(live, int) else live
 
 
 def apply_groups(data: Tensor, scale: Tensor, group: int) -> Tensor:

@@ -12,7 +12,7 @@ from ...ops.scale_layout.reference import unswizzle
 from .. import e8m0
 from ..scale_factor import ScaleFactor
 from ..spec import Format, ScaleOrder, ScaleRounding, ScaleSpec
-from .base import MX_GROUP, NV_GROUP, ScaledRows, apply_groups, check_e8m0, check_finite, e2m1_values
+from .base import MX_GROUP, NV_GROUP, ScaledRows, apply_groups, check_e8m0, check_finite, e2m1_values, live_index
 
 _MX: Final = ScaleSpec(torch.float8_e8m0fnu, (1, MX_GROUP), ScaleOrder.ROW_MAJOR, ScaleRounding.POWER_OF_TWO)
 _SWIZZLED: Final = ScaleSpec(torch.float8_e8m0fnu, (1, MX_GROUP), ScaleOrder.SWIZZLED_128X4, ScaleRounding.POWER_OF_TWO)
@@ -35,8 +35,8 @@ class MxFp8Rows(ScaledRows):
         return apply_groups(self.data, e8m0.decode(self.scale), MX_GROUP)
 
     @override
-    def check_live(self, live: int) -> None:
-        check_e8m0(self, self.scale[:live])
+    def check_live(self, live: int | Tensor) -> None:
+        check_e8m0(self, self.scale[live_index(live)])
 
 
 @final
@@ -56,8 +56,8 @@ class MxFp8SwizzledRows(ScaledRows):
         return apply_groups(self.data, e8m0.decode(self._row_major()), MX_GROUP)
 
     @override
-    def check_live(self, live: int) -> None:
-        check_e8m0(self, self._row_major()[:live])
+    def check_live(self, live: int | Tensor) -> None:
+        check_e8m0(self, self._row_major()[live_index(live)])
 
     def _row_major(self) -> Tensor:
         rows, hidden = self.data.shape
@@ -78,8 +78,8 @@ class MxFp4Rows(ScaledRows):
         return apply_groups(e2m1_values(self.data), e8m0.decode(self.scale), MX_GROUP)
 
     @override
-    def check_live(self, live: int) -> None:
-        check_e8m0(self, self.scale[:live])
+    def check_live(self, live: int | Tensor) -> None:
+        check_e8m0(self, self.scale[live_index(live)])
 
 
 @final
@@ -97,6 +97,6 @@ class NvFp4Rows(ScaledRows):
         return apply_groups(e2m1_values(self.data), self.scale.to(torch.float32) * self.global_scale.factor, NV_GROUP)
 
     @override
-    def check_live(self, live: int) -> None:
-        check_finite(self, self.scale[:live].to(torch.float32))
+    def check_live(self, live: int | Tensor) -> None:
+        check_finite(self, self.scale[live_index(live)].to(torch.float32))
         check_finite(self, self.global_scale.factor, "global_scale")

@@ -14,7 +14,7 @@ from ...boundary import Layout, boundary
 from ...ops.scale_layout.reference import unpack_ue8m0
 from .. import e8m0
 from ..spec import Format, ScaleOrder, ScaleRounding, ScaleSpec
-from .base import BLOCK_128, ScaledRows, apply_groups, check_e8m0, check_finite
+from .base import BLOCK_128, ScaledRows, apply_groups, check_e8m0, check_finite, live_index
 
 _TENSOR: Final = ScaleSpec(torch.float32, (0, 0), ScaleOrder.SCALAR, ScaleRounding.NONE)
 _TOKEN: Final = ScaleSpec(torch.float32, (1, 0), ScaleOrder.PER_ROW, ScaleRounding.NONE)
@@ -35,7 +35,7 @@ class TensorScaledRows(ScaledRows):
         return self.data.to(torch.float32) * self.scale
 
     @override
-    def check_live(self, live: int) -> None:
+    def check_live(self, live: int | Tensor) -> None:
         check_finite(self, self.scale)
 
 
@@ -47,8 +47,8 @@ class TokenScaledRows(ScaledRows):
         return self.data.to(torch.float32) * self.scale.unsqueeze(1)
 
     @override
-    def check_live(self, live: int) -> None:
-        check_finite(self, self.scale[:live])
+    def check_live(self, live: int | Tensor) -> None:
+        check_finite(self, self.scale[live_index(live)])
 
 
 class BlockScaledRows(ScaledRows):
@@ -59,8 +59,8 @@ class BlockScaledRows(ScaledRows):
         return apply_groups(self.data, self.scale, BLOCK_128)
 
     @override
-    def check_live(self, live: int) -> None:
-        check_finite(self, self.scale[:live])
+    def check_live(self, live: int | Tensor) -> None:
+        check_finite(self, self.scale[live_index(live)])
 
 
 @final
@@ -160,8 +160,8 @@ class Fp8Block128PackedRows(ScaledRows):
         return apply_groups(self.data, e8m0.decode(self._unpacked()), BLOCK_128)
 
     @override
-    def check_live(self, live: int) -> None:
-        check_e8m0(self, self._unpacked()[:live])
+    def check_live(self, live: int | Tensor) -> None:
+        check_e8m0(self, self._unpacked()[live_index(live)])
 
     def _unpacked(self) -> Tensor:
         return unpack_ue8m0(self.scale, self.data.shape[1] // BLOCK_128)

@@ -36,12 +36,12 @@ class MxFp4ExpertWeights(Fp4ExpertWeights[O_co]):
 
     format: ClassVar[Format] = Format("mxfp4", torch.float4_e2m1fn_x2, _MX, per_element=2)
     sharded: ClassVar[Mapping[str, Shard]] = {**_DATA, "w13_scale": Shard(1, 1, joined=True), "w2_scale": Shard(2, MX_GROUP)}
-    w13: Annotated[Float4e2m1x2[Tensor, "experts 4*bytes hidden//2"], _ROW_MAJOR]
-    w2: Annotated[Float4e2m1x2[Tensor, "experts hidden bytes"], _ROW_MAJOR]
-    w13_scale: Annotated[E8M0[Tensor, "experts 4*bytes hidden//32"], _ROW_MAJOR]
-    w2_scale: Annotated[E8M0[Tensor, "experts hidden bytes//16"], _ROW_MAJOR]
+    w13: Annotated[Float4e2m1x2[Tensor, "experts 4*inter_bytes hidden//2"], _ROW_MAJOR]
+    w2: Annotated[Float4e2m1x2[Tensor, "experts hidden inter_bytes"], _ROW_MAJOR]
+    w13_scale: Annotated[E8M0[Tensor, "experts 4*inter_bytes hidden//32"], _ROW_MAJOR]
+    w2_scale: Annotated[E8M0[Tensor, "experts hidden inter_bytes//16"], _ROW_MAJOR]
     order: type[O_co]
-    b13: BFloat16[Tensor, "experts 4*bytes"] | None = None
+    b13: BFloat16[Tensor, "experts 4*inter_bytes"] | None = None
     b2: BFloat16[Tensor, "experts hidden"] | None = None
 
     @override
@@ -63,14 +63,14 @@ class NvFp4ExpertWeights(Fp4ExpertWeights[O_co]):
 
     format: ClassVar[Format] = Format("nvfp4", torch.float4_e2m1fn_x2, _NV, per_element=2)
     sharded: ClassVar[Mapping[str, Shard]] = {**_DATA, "w13_scale": Shard(1, 1, joined=True), "w2_scale": Shard(2, NV_GROUP)}
-    w13: Annotated[Float4e2m1x2[Tensor, "experts 4*bytes hidden//2"], _ROW_MAJOR]
-    w2: Annotated[Float4e2m1x2[Tensor, "experts hidden bytes"], _ROW_MAJOR]
-    w13_scale: Annotated[Float8e4m3fn[Tensor, "experts 4*bytes hidden//16"], _ROW_MAJOR]
-    w2_scale: Annotated[Float8e4m3fn[Tensor, "experts hidden bytes//8"], _ROW_MAJOR]
+    w13: Annotated[Float4e2m1x2[Tensor, "experts 4*inter_bytes hidden//2"], _ROW_MAJOR]
+    w2: Annotated[Float4e2m1x2[Tensor, "experts hidden inter_bytes"], _ROW_MAJOR]
+    w13_scale: Annotated[Float8e4m3fn[Tensor, "experts 4*inter_bytes hidden//16"], _ROW_MAJOR]
+    w2_scale: Annotated[Float8e4m3fn[Tensor, "experts hidden inter_bytes//8"], _ROW_MAJOR]
     w13_global: Annotated[Float32[Tensor, "experts 2"], _ROW_MAJOR]
     w2_global: Annotated[Float32[Tensor, " experts"], _ROW_MAJOR]
     order: type[O_co]
-    b13: BFloat16[Tensor, "experts 4*bytes"] | None = None
+    b13: BFloat16[Tensor, "experts 4*inter_bytes"] | None = None
     b2: BFloat16[Tensor, "experts hidden"] | None = None
 
     @override

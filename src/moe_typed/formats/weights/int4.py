@@ -48,19 +48,31 @@ class Int4ExpertWeights(ScaledExpertWeights[O_co]):
         return {name: Shard(shard.dim, shard.unit or self.group, shard.joined) for name, shard in self.sharded.items()}
 
     @abstractmethod
-    def _matrix(self, words: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-        """Return one packed matrix as float32 (out, in)."""
+    def _codes(self, words: Tensor) -> Tensor:
+        """Return the codes 0 to 15 of one packed matrix as float32 (in, out)."""
+
+    @abstractmethod
+    def _zeros(self, words: Tensor) -> Tensor:
+        """Return the zeros of one packed matrix, which are subtracted from codes, as float32 (groups, out)."""
+
+    def codes_w13(self, expert: int) -> tuple[Tensor, Tensor | None]:
+        """Return one expert's first projection as codes 0 to 15 (hidden, 2 * inter), and its zeros (groups, 2 * inter), both float32."""
+        return self._codes(self.w13[expert]), None if self.w13_zero is None else self._zeros(self.w13_zero[expert])
+
+    def codes_w2(self, expert: int) -> tuple[Tensor, Tensor | None]:
+        """Return one expert's second projection as codes 0 to 15 (inter, hidden), and its zeros (groups, hidden), both float32."""
+        return self._codes(self.w2[expert]), None if self.w2_zero is None else self._zeros(self.w2_zero[expert])
 
     @override
     def dequantize_w13(self, expert: int) -> Tensor:
-        return self._matrix(self.w13[expert], self.w13_scale[expert], None if self.w13_zero is None else self.w13_zero[expert])
+        return self._values(self.w13_scale[expert], *self.codes_w13(expert))
 
     @override
     def dequantize_w2(self, expert: int) -> Tensor:
-        return self._matrix(self.w2[expert], self.w2_scale[expert], None if self.w2_zero is None else self.w2_zero[expert])
+        return self._values(self.w2_scale[expert], *self.codes_w2(expert))
 
-    def _values(self, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-        """Return (out, in) as float32 from codes (in, out), scales (groups, out) and zeros alike."""
+    def _values(self, scale: Tensor, codes: Tensor, zero: Tensor | None) -> Tensor:
+        """Return (out, in) as float32 from scales (groups, out), codes (in, out) and zeros."""
         zeros = torch.full_like(scale, _MIDDLE, dtype=torch.float32) if zero is None else zero
         spread = (tensor.to(torch.float32).repeat_interleave(self.group, 0) for tensor in (zeros, scale))
         zeros, scales = spread
@@ -104,9 +116,12 @@ class AwqExpertWeights(Int4ExpertWeights[O_co]):
         return self.w2.shape[1]
 
     @override
-    def _matrix(self, words: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-        zeros = None if zero is None else _nibbles(zero, 1, _AWQ_COLUMNS)
-        return self._values(_nibbles(words, 1, _AWQ_COLUMNS), scale, zeros)
+    def _codes(self, words: Tensor) -> Tensor:
+        return _nibbles(words, 1, _AWQ_COLUMNS)
+
+    @override
+    def _zeros(self, words: Tensor) -> Tensor:
+        return _nibbles(words, 1, _AWQ_COLUMNS)
 
 
 @final
@@ -150,6 +165,9 @@ class GptqExpertWeights(Int4ExpertWeights[O_co]):
         return _PER_WORD * self.w2.shape[1]
 
     @override
-    def _matrix(self, words: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-        zeros = None if zero is None else _nibbles(zero, 1, _ASCENDING) + 1
-        return self._values(_nibbles(words, 0, _ASCENDING), scale, zeros)
+    def _codes(self, words: Tensor) -> Tensor:
+        return _nibbles(words, 0, _ASCENDING)
+
+    @override
+    def _zeros(self, words: Tensor) -> Tensor:
+        return _nibbles(words, 1, _ASCENDING) + 1

@@ -3,6 +3,7 @@
 from .runner import ReferenceRunner, reference_experts
 from .weights import (
     AnyReferenceWeights,
+    ReferenceCheckpoint,
     ReferenceDenseWeights,
     ReferenceFp8Block128Weights,
     ReferenceFp8ChannelWeights,
@@ -12,11 +13,14 @@ from .weights import (
     ReferenceMxFp4Weights,
     ReferenceMxFp8Weights,
     ReferenceNvFp4Weights,
+    ReferenceTransposedWeights,
+    ReferenceUngatedWeights,
     prepare_reference,
 )
 
 __all__ = [
     "AnyReferenceWeights",
+    "ReferenceCheckpoint",
     "ReferenceDenseWeights",
     "ReferenceFp8Block128Weights",
     "ReferenceFp8ChannelWeights",
@@ -27,6 +31,8 @@ __all__ = [
     "ReferenceMxFp8Weights",
     "ReferenceNvFp4Weights",
     "ReferenceRunner",
+    "ReferenceTransposedWeights",
+    "ReferenceUngatedWeights",
     "prepare_reference",
     "reference_experts",
 ]

@@ -12,9 +12,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...formats import ExpertWeights, GateUpOrder
+from ...routing import live_mask
 from ...stages import FlatRowsInput, RunnerInput, SummedRowsOutput
 from ..activations import Activation
-from ..base import FlatRowsMeetWeights, Runner
+from ..base import FlatRowsMeetWeights, Runner, UnsupportedError
 
 
 def reference_experts(
@@ -30,10 +31,10 @@ def reference_experts(
         joined = hidden_states @ weights.dequantize_w13(expert).T
         if weights.b13 is not None:
             joined = joined + weights.b13[expert].to(torch.float32)
-        gate, up = weights.order.split(joined, -1)
-        result = activation.apply(gate, up) @ weights.dequantize_w2(expert).T
+        result = activation.activate(joined, weights.order) @ weights.dequantize_w2(expert).T
         if weights.b2 is not None:
             result = result + weights.b2[expert].to(torch.float32)
+        result = activation.finish(result)
         chosen = topk_ids == expert
         weight = torch.where(chosen, topk_weights, 0.0).sum(1, keepdim=True)
         total = total + torch.where(chosen.any(1, keepdim=True), weight * result, 0.0)
@@ -56,5 +57,13 @@ class ReferenceRunner(Runner[FlatRowsInput, SummedRowsOutput]):
         FlatRowsMeetWeights(self.weights, runner_input)
         routing = runner_input.routing
         rows = runner_input.payload.dequantize()
-        total = reference_experts(rows, routing.topk_ids, routing.topk_weights, self.weights, self.activation)
+        ids = routing.topk_ids if routing.all_live else torch.where(live_mask(routing), routing.topk_ids, -1)
+        total = reference_experts(rows, ids, routing.topk_weights, self.weights, self.activation)
         return SummedRowsOutput(total.to(self.out_dtype))
+
+
+def make_runner(weights: ExpertWeights[GateUpOrder], activation: Activation, out_dtype: torch.dtype) -> ReferenceRunner:
+    """Return the runner over weights of any class. Raises: UnsupportedError for an activation of another gate/up order than theirs."""
+    if not activation.takes(weights.order):
+        raise UnsupportedError(f"the activation {activation.name!r} does not take rows in the order {weights.order.title!r}")
+    return ReferenceRunner(weights, activation, out_dtype)

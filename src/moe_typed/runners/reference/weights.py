@@ -14,6 +14,8 @@ from ...formats import (
     AnyExpertWeights,
     AwqExpertWeights,
     Bf16ExpertWeights,
+    Bf16TransposedExpertWeights,
+    Bf16UngatedExpertWeights,
     Fp8Block128ExpertWeights,
     Fp8Block128Rows,
     Fp8ChannelExpertWeights,
@@ -21,7 +23,11 @@ from ...formats import (
     Fp8TensorRows,
     Fp8TokenRows,
     Fp16ExpertWeights,
+    Fp16TransposedExpertWeights,
+    Fp16UngatedExpertWeights,
     Fp32ExpertWeights,
+    Fp32TransposedExpertWeights,
+    Fp32UngatedExpertWeights,
     GateUpOrder,
     GptqExpertWeights,
     Int8ChannelExpertWeights,
@@ -35,9 +41,14 @@ from ...formats import (
 )
 from ..activations import Activation
 from ..base import PreparedWeights
-from .runner import ReferenceRunner
+from .runner import ReferenceRunner, make_runner
 
 DenseWeights: TypeAlias = Bf16ExpertWeights[GateUpOrder] | Fp16ExpertWeights[GateUpOrder] | Fp32ExpertWeights[GateUpOrder]
+TransposedWeights: TypeAlias = (
+    Bf16TransposedExpertWeights[GateUpOrder] | Fp16TransposedExpertWeights[GateUpOrder] | Fp32TransposedExpertWeights[GateUpOrder]
+)
+UngatedWeights: TypeAlias = Bf16UngatedExpertWeights | Fp16UngatedExpertWeights | Fp32UngatedExpertWeights
+ReferenceCheckpoint: TypeAlias = AnyExpertWeights[GateUpOrder] | TransposedWeights | UngatedWeights
 Int4Weights: TypeAlias = AwqExpertWeights[GateUpOrder] | GptqExpertWeights[GateUpOrder]
 
 
@@ -50,7 +61,31 @@ class ReferenceDenseWeights(PreparedWeights[ReferenceRunner, AnyDenseRows]):
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
-        return ReferenceRunner(self.weights, activation, self.weights.format.data_dtype)
+        return make_runner(self.weights, activation, self.weights.format.data_dtype)
+
+
+@final
+@boundary
+class ReferenceTransposedWeights(PreparedWeights[ReferenceRunner, AnyDenseRows]):
+    """Unquantised weights whose matrices are stored with the reduction first, for the reference runner."""
+
+    weights: TransposedWeights
+
+    @override
+    def runner(self, activation: Activation) -> ReferenceRunner:
+        return make_runner(self.weights, activation, self.weights.format.data_dtype)
+
+
+@final
+@boundary
+class ReferenceUngatedWeights(PreparedWeights[ReferenceRunner, AnyDenseRows]):
+    """Unquantised weights of experts without a gate, for the reference runner."""
+
+    weights: UngatedWeights
+
+    @override
+    def runner(self, activation: Activation) -> ReferenceRunner:
+        return make_runner(self.weights, activation, self.weights.format.data_dtype)
 
 
 @final
@@ -62,7 +97,7 @@ class ReferenceFp8TensorWeights(PreparedWeights[ReferenceRunner, AnyDenseRows | 
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
-        return ReferenceRunner(self.weights, activation, torch.bfloat16)
+        return make_runner(self.weights, activation, torch.bfloat16)
 
 
 @final
@@ -74,7 +109,7 @@ class ReferenceFp8ChannelWeights(PreparedWeights[ReferenceRunner, AnyDenseRows |
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
-        return ReferenceRunner(self.weights, activation, torch.bfloat16)
+        return make_runner(self.weights, activation, torch.bfloat16)
 
 
 @final
@@ -86,7 +121,7 @@ class ReferenceFp8Block128Weights(PreparedWeights[ReferenceRunner, AnyDenseRows 
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
-        return ReferenceRunner(self.weights, activation, torch.bfloat16)
+        return make_runner(self.weights, activation, torch.bfloat16)
 
 
 @final
@@ -98,7 +133,7 @@ class ReferenceMxFp8Weights(PreparedWeights[ReferenceRunner, AnyDenseRows | MxFp
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
-        return ReferenceRunner(self.weights, activation, torch.bfloat16)
+        return make_runner(self.weights, activation, torch.bfloat16)
 
 
 @final
@@ -110,7 +145,7 @@ class ReferenceMxFp4Weights(PreparedWeights[ReferenceRunner, AnyDenseRows | MxFp
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
-        return ReferenceRunner(self.weights, activation, torch.bfloat16)
+        return make_runner(self.weights, activation, torch.bfloat16)
 
 
 @final
@@ -122,7 +157,7 @@ class ReferenceNvFp4Weights(PreparedWeights[ReferenceRunner, AnyDenseRows | NvFp
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
-        return ReferenceRunner(self.weights, activation, torch.bfloat16)
+        return make_runner(self.weights, activation, torch.bfloat16)
 
 
 @final
@@ -134,7 +169,7 @@ class ReferenceInt8ChannelWeights(PreparedWeights[ReferenceRunner, AnyDenseRows 
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
-        return ReferenceRunner(self.weights, activation, torch.bfloat16)
+        return make_runner(self.weights, activation, torch.bfloat16)
 
 
 @final
@@ -146,11 +181,13 @@ class ReferenceInt4Weights(PreparedWeights[ReferenceRunner, AnyDenseRows]):
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
-        return ReferenceRunner(self.weights, activation, torch.bfloat16)
+        return make_runner(self.weights, activation, torch.bfloat16)
 
 
 AnyReferenceWeights: TypeAlias = (
     ReferenceDenseWeights
+    | ReferenceTransposedWeights
+    | ReferenceUngatedWeights
     | ReferenceFp8TensorWeights
     | ReferenceFp8ChannelWeights
     | ReferenceFp8Block128Weights
@@ -164,6 +201,10 @@ AnyReferenceWeights: TypeAlias = (
 
 @overload
 def prepare_reference(weights: DenseWeights) -> ReferenceDenseWeights: ...
+@overload
+def prepare_reference(weights: TransposedWeights) -> ReferenceTransposedWeights: ...
+@overload
+def prepare_reference(weights: UngatedWeights) -> ReferenceUngatedWeights: ...
 @overload
 def prepare_reference(weights: Fp8TensorExpertWeights[GateUpOrder]) -> ReferenceFp8TensorWeights: ...
 @overload
@@ -180,7 +221,7 @@ def prepare_reference(weights: NvFp4ExpertWeights[GateUpOrder]) -> ReferenceNvFp
 def prepare_reference(weights: Int8ChannelExpertWeights[GateUpOrder]) -> ReferenceInt8ChannelWeights: ...
 @overload
 def prepare_reference(weights: Int4Weights) -> ReferenceInt4Weights: ...
-def prepare_reference(weights: AnyExpertWeights[GateUpOrder]) -> AnyReferenceWeights:
+def prepare_reference(weights: ReferenceCheckpoint) -> AnyReferenceWeights:
     """Return checkpoint-layout weights as the reference runner takes them.
 
     Raises: TypeError for anything else, weights that are prepared already among them.
@@ -188,6 +229,10 @@ def prepare_reference(weights: AnyExpertWeights[GateUpOrder]) -> AnyReferenceWei
     match weights:
         case Bf16ExpertWeights() | Fp16ExpertWeights() | Fp32ExpertWeights():
             return ReferenceDenseWeights(weights)
+        case Bf16TransposedExpertWeights() | Fp16TransposedExpertWeights() | Fp32TransposedExpertWeights():
+            return ReferenceTransposedWeights(weights)
+        case Bf16UngatedExpertWeights() | Fp16UngatedExpertWeights() | Fp32UngatedExpertWeights():
+            return ReferenceUngatedWeights(weights)
         case Fp8TensorExpertWeights():
             return ReferenceFp8TensorWeights(weights)
         case Fp8ChannelExpertWeights():

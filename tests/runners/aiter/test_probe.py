@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moe_typed.plan import AiterFacts, Wire, probe_aiter_source, probe_installed_aiter, wire_for_aiter
+from moe_typed.plan import Wire, wire_for_aiter
+from moe_typed.runners.aiter import AiterFacts, RowBounds, probe_aiter_source, probe_installed_aiter
 
 IMPORTED = 'raise RuntimeError("AITER was imported")\n'
 PRODUCERS = {
@@ -24,10 +25,11 @@ def fused_moe_2stages(hidden_states, w1, a1_scale=None):
     if hidden_states.dtype == dtypes.fp8 and {extra}a1_scale is not None:
         a1 = hidden_states
 """
+FP4 = "for fp4 rows alone"
 CONSUMERS = {
     "with the branch": TAKES.format(extra=""),
     "with the branch among others": TAKES.format(extra="w1.dtype == dtypes.fp4x2 and "),
-    "for fp4 rows alone": TAKES.format(extra="").replace("dtypes.fp8", "dtypes.fp4x2"),
+    FP4: TAKES.format(extra="").replace("dtypes.fp8", "dtypes.fp4x2"),
     "without a look at the scale": "def fused_moe_2stages(hidden_states):\n    if hidden_states.dtype == dtypes.fp8 and True: ...\n",
     "in another function": TAKES.format(extra="").replace("fused_moe_2stages", "fused_moe_1stage"),
 }
@@ -47,7 +49,25 @@ def fake(package: Path, producer: str, consumer: str) -> Path:
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_producer_and_consumer_are_asked_apart(tmp_path: Path, producer: str, consumer: str) -> None:
     facts = probe_aiter_source(fake(tmp_path / "aiter", producer, consumer), "1.2.3")
-    assert facts == AiterFacts("1.2.3", producer in GOOD_PRODUCERS, consumer in GOOD_CONSUMERS)
+    assert facts == AiterFacts("1.2.3", producer in GOOD_PRODUCERS, consumer in GOOD_CONSUMERS, passes_mxfp4=consumer == FP4)
+
+
+def test_the_parameters_of_the_call_are_read_of_every_kind(tmp_path: Path) -> None:
+    package = fake(tmp_path / "aiter", "of fp4 alone", "with the branch")
+    (package / "fused_moe.py").write_text(
+        "def fused_moe(hidden_states, /, w1, gate_mode='separated', *, output=None): ...\ndef other(no_combine): ...\n"
+    )
+    facts = probe_aiter_source(package, "1.2.3")
+    assert facts.parameters == {"hidden_states", "w1", "gate_mode", "output"}
+    assert (facts.has_gate_modes, facts.takes("output"), facts.takes("no_combine")) == (True, True, False)
+    assert not AiterFacts("1.2.3", quantizes_mxfp8=True, passes_mxfp8=True).has_gate_modes
+
+
+def test_the_bounds_of_rows_are_those_of_the_environment() -> None:
+    assert RowBounds.read({}) == RowBounds(256, 256)
+    assert RowBounds.read({"AITER_BF16_FP8_MOE_BOUND": "0", "GPTOSS_SWIGLU_MXFP4_BF16_BOUND": "17"}) == RowBounds(fp8=0, fp4=17)
+    with pytest.raises(ValueError, match="many"):
+        RowBounds.read({"AITER_BF16_FP8_MOE_BOUND": "many"})
 
 
 @pytest.mark.parametrize("missing", ["ops/quant.py", "fused_moe.py", ""])
@@ -120,38 +140,8 @@ def test_the_published_one_can_neither(published: Path) -> None:
     assert "def per_1x32_f4_quant_hip(" in (published / "ops" / "quant.py").read_text()  # the file was found
     assert "def fused_moe_2stages(" in (published / "fused_moe.py").read_text()
     facts = probe_aiter_source(published, VERSION)
-    assert facts == AiterFacts(VERSION, quantizes_mxfp8=False, passes_mxfp8=False)
+    assert (facts.quantizes_mxfp8, facts.passes_mxfp8, facts.passes_mxfp4, facts.has_gate_modes) == (False, False, False, False)
+    assert {"hidden_states", "expert_mask", "num_local_tokens", "bias2"} <= facts.parameters
+    assert not {"output", "no_combine", "swiglu_limit", "quant_dtype_a"} & facts.parameters
     assert wire_for_aiter(Wire.MXFP8, facts).wire is Wire.BF16
     assert "aiter" not in sys.modules
-
-
-# ---- decision ----------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("facts", [None, *(AiterFacts("1", produces, passes) for produces in (False, True) for passes in (False, True))])
-@pytest.mark.parametrize("wire", [wire for wire in Wire if wire is not Wire.MXFP8])
-def test_other_wires_are_as_they_were_asked_for(wire: Wire, facts: AiterFacts | None) -> None:
-    decision = wire_for_aiter(wire, facts)
-    assert (decision.wire, decision.degradation) == (wire, None)
-
-
-def test_mxfp8_is_sent_where_both_can() -> None:
-    decision = wire_for_aiter(Wire.MXFP8, AiterFacts("1", quantizes_mxfp8=True, passes_mxfp8=True))
-    assert (decision.wire, decision.degradation) == (Wire.MXFP8, None)
-
-
-@pytest.mark.parametrize(
-    ("facts", "fragment"),
-    [
-        (None, "no AITER is installed"),
-        (AiterFacts("0.1", quantizes_mxfp8=False, passes_mxfp8=True), "AITER 0.1 has no scale_type in its per-1x32 quantiser"),
-        (AiterFacts("0.1", quantizes_mxfp8=False, passes_mxfp8=False), "AITER 0.1 has no scale_type in its per-1x32 quantiser"),
-        (AiterFacts("0.2", quantizes_mxfp8=True, passes_mxfp8=False), "AITER 0.2 does not take hidden states that are mxfp8 already"),
-    ],
-)
-def test_bf16_is_sent_where_either_cannot(facts: AiterFacts | None, fragment: str) -> None:
-    decision = wire_for_aiter(Wire.MXFP8, facts)
-    assert decision.wire is Wire.BF16
-    assert decision.degradation is not None
-    assert (decision.degradation.subject, decision.degradation.preferred, decision.degradation.used) == ("wire", "mxfp8", "bf16")
-    assert fragment in decision.degradation.detail

@@ -1,0 +1,1 @@
+"""Other projects' engines as clients: each integration imports its project alone, and only when it is used."""

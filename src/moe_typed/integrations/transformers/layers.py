@@ -1,0 +1,207 @@
+"""One expert layer of a model, planned and prepared once, and the tests that say whether it is still the module's."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Final, TypeAlias, cast, final
+
+import attrs
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ...boundary import debug
+from ...dispatchers import MoELayer
+from ...formats import DenseRows, Payload
+from ...plan import MoEProblem, PlanError, PlanReport, RunnerRequest, build_layer, plan, probe_environment
+from ...plan.ways import DENSE_MODELS
+from ...routing import from_topk
+from ...runners import UnsupportedError
+from ...runners.acceptance import RunnerName
+from ...runners.activations import Activation
+from ...stages import StandardCombineInput
+from .adapt import Adapted, adapt
+from .modules import Stored, model_dtype, read_activation, read_stored
+from .options import Options
+
+Layer: TypeAlias = MoELayer[DenseRows, Payload, StandardCombineInput]
+
+_NAMES: Final = {model.rows.format.data_dtype: name for name, model in DENSE_MODELS.items()}
+
+
+@final
+@attrs.frozen(eq=False)
+class Seen:
+    """A tensor as it was when a layer was prepared of it."""
+
+    name: str
+    tensor: Tensor
+    address: int
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    version: int | None
+
+    def same_memory(self, now: Tensor) -> bool:
+        """Say whether ``now`` lies where this tensor lay, as it lay."""
+        return now.data_ptr() == self.address and now.dtype is self.dtype and now.stride() == self.strides and now.shape == self.tensor.shape
+
+
+def _see(name: str, tensor: Tensor) -> Seen:
+    return Seen(name, tensor, tensor.data_ptr(), tensor.dtype, tensor.stride(), _version(tensor))
+
+
+def _version(tensor: Tensor) -> int | None:
+    """Return how often a tensor was written in place; None for inference tensors, which do not count."""
+    return None if tensor.is_inference() else tensor._version  # noqa: SLF001  torch has no other name for it
+
+
+@final
+@attrs.frozen(eq=False)
+class Held:
+    """The layer of one experts module, which holds it. A copy of the module, or a pickle, holds none: it prepares its own.
+
+    ``rows``: the dtype that rows must have, None where they are converted to that of the weights, ``compute``. ``with_grad``: whether gradients were
+    recorded while it was prepared. ``copies``: whether anything that was prepared is a copy, which does not follow a change of the module's own.
+    """
+
+    options: Options
+    report: PlanReport
+    activation: Activation
+    adapted: Adapted
+    layer: Layer
+    make_rows: Callable[[Tensor], DenseRows]
+    seen: tuple[Seen, ...]
+    compute: torch.dtype
+    rows: torch.dtype | None
+    num_experts: int
+    training: bool
+    with_grad: bool
+    copies: bool
+    differentiable: bool
+
+    def __deepcopy__(self, memo: dict[int, object]) -> None:
+        return None
+
+    @override
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    def serves(self, module: nn.Module, hidden_states: Tensor, options: Options) -> bool:
+        """Say whether this layer is what ``module`` holds now, in rows of this dtype and as ``options`` ask."""
+        if options is not self.options or module.training is not self.training or (self.rows is not None and hidden_states.dtype is not self.rows):
+            return False
+        grad = torch.is_grad_enabled()
+        if grad and not self.with_grad:
+            return False
+        if torch.compiler.is_compiling():  # addresses and versions are not to be had here, and dynamo guards dtypes and shapes
+            return all(getattr(module, seen.name) is seen.tensor for seen in self.seen)
+        return all(self._holds(getattr(module, seen.name), seen, grad=grad) for seen in self.seen)
+
+    def _holds(self, now: Tensor, seen: Seen, *, grad: bool) -> bool:
+        if now is not seen.tensor and grad and now.requires_grad:
+            return False  # its gradient belongs to the tensor that is there now
+        return seen.same_memory(now) and (not self.copies or _version(now) == seen.version)
+
+    def run(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the layer's output (rows, hidden) in the dtype of ``hidden_states``.
+
+        ``top_k_index``: (rows, k); ids outside the experts mark routes that are another rank's. ``top_k_weights``: (rows, k).
+        Raises: UnsupportedError for gradients that the runner has not, and for copies that ``torch.compile`` could not see the change of.
+        """
+        if not self.differentiable and torch.is_grad_enabled():
+            self._demand_no_gradient(hidden_states, top_k_weights)
+        if self.copies and torch.compiler.is_compiling():
+            raise UnsupportedError("these weights were copied when they were prepared, and compiled code would not see that the module's change")
+        ids = torch.where((top_k_index >= 0) & (top_k_index < self.num_experts), top_k_index, -1).to(torch.int32)
+        routing = from_topk(ids, top_k_weights.to(torch.float32), self.num_experts)
+        level = None if torch.compiler.is_compiling() else self.options.debug
+        with nullcontext() if level is None else debug(level):
+            output = self.layer(self.make_rows(hidden_states.to(self.compute)), routing)
+        return output.to(hidden_states.dtype)
+
+    def _demand_no_gradient(self, *inputs: Tensor) -> None:
+        if any(tensor.requires_grad for tensor in (*inputs, *(seen.tensor for seen in self.seen))):
+            raise UnsupportedError(f"the {self.report.runner} runner has no gradients: run under torch.no_grad(), or ask for runner='reference'")
+
+
+def hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options) -> Held:
+    """Plan and prepare the layer of a module. Raises: UnsupportedError, with the reason, where there is no way."""
+    try:
+        return _hold(module, rows, top_k, options)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{type(module).__qualname__}: {error}") from error
+
+
+def _hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options) -> Held:
+    stored = read_stored(module)
+    compute = model_dtype(stored, rows)
+    activation, order = read_activation(module, compute)
+    stored = attrs.evolve(stored, order=order)
+    adapted, report = _adapt_for_runner(stored, activation, compute, top_k, options)
+    rows_class = DENSE_MODELS[report.problem.model].rows
+    layer = build_layer(report, rows_class, adapted.weights, activation)
+    by_weights = stored.tensors[stored.first].dtype is compute if stored.first in stored.tensors else False
+    prepared_apart = report.runner not in (RunnerName.REFERENCE.value, RunnerName.TRITON.value)
+    return Held(
+        options=options,
+        report=report,
+        activation=activation,
+        adapted=adapted,
+        layer=layer,
+        make_rows=cast("Callable[[Tensor], DenseRows]", rows_class),
+        seen=tuple(_see(name, tensor) for name, tensor in stored.tensors.items()),
+        compute=compute,
+        rows=None if by_weights else rows,
+        num_experts=stored.num_experts,
+        training=module.training,
+        with_grad=torch.is_grad_enabled(),
+        copies=_demand_versions(stored, copies=adapted.copied > 0 or prepared_apart),
+        differentiable=report.runner == RunnerName.REFERENCE.value,
+    )
+
+
+def _demand_versions(stored: Stored, *, copies: bool) -> bool:
+    if copies and any(tensor.is_inference() for tensor in stored.tensors.values()):
+        raise UnsupportedError("the weights were made under torch.inference_mode(), so that their changes cannot be seen, and must be copied")
+    return copies
+
+
+def _adapt_for_runner(stored: Stored, activation: Activation, compute: torch.dtype, top_k: int, options: Options) -> tuple[Adapted, PlanReport]:
+    """Return the weights as they are stored, or laid out anew where a runner other than the reference takes them so."""
+    if stored.transposed and options.relay and options.runner is not RunnerRequest.REFERENCE:
+        shapes = stored.need(stored.first).shape, stored.need(stored.second).shape
+        if row_major := _plan_row_major(stored, activation, compute, shapes, top_k, options):
+            return adapt(stored, row_major=True), row_major
+    adapted = adapt(stored, row_major=False)
+    weights = adapted.weights
+    problem = _problem(weights.num_experts, weights.hidden, weights.inter, weights.format.name, activation, compute, top_k, options)
+    return adapted, plan(problem, probe_environment(weights.w13.device))
+
+
+def _plan_row_major(
+    stored: Stored, activation: Activation, compute: torch.dtype, shapes: tuple[torch.Size, torch.Size], top_k: int, options: Options
+) -> PlanReport | None:
+    """Return the plan over row-major weights, None where they would be of no more use than as they are."""
+    (experts, hidden, _), (_, inter, _) = shapes
+    problem = _problem(experts, hidden, inter, _NAMES.get(stored.need(stored.first).dtype, ""), activation, compute, top_k, options)
+    try:
+        report = plan(problem, probe_environment(stored.need(stored.first).device))
+    except PlanError:
+        return None
+    return None if report.runner == RunnerName.REFERENCE.value else report
+
+
+def _problem(
+    experts: int, hidden: int, inter: int, weights: str, activation: Activation, compute: torch.dtype, top_k: int, options: Options
+) -> MoEProblem:
+    return MoEProblem(
+        num_experts=experts,
+        top_k=min(top_k, experts),
+        hidden=hidden,
+        inter=inter,
+        model=_NAMES[compute],
+        weights=weights,
+        activation=activation.name,
+        rows=1,
+        wire=options.wire,
+        runner=options.runner,
+    )

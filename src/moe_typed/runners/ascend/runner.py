@@ -1,0 +1,66 @@
+"""The Ascend runner: first product, activation, second product. Sorting and finishing are the dispatcher's."""
+
+from typing import ClassVar, Never, cast, final
+
+import attrs
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from ...formats import Payload
+from ...stages import AnyGroupList, AscendRowsInput, AscendSlicedRowsInput, LiveRowsOutput, RunnerInput, SlicedRowsOutput, TensorParallel
+from ..base import Runner
+from .components.rows import half_class
+from .projections import Chain
+
+
+@final
+@attrs.frozen(eq=False)
+class Experts:
+    """A chain, and the sizes of the weights in it: ``hidden`` columns in, ``outer`` out."""
+
+    chain: Chain[Never]
+    num_experts: int
+    hidden: int
+    outer: int
+
+    def run(self, payload: Payload, groups: AnyGroupList, out_dtype: torch.dtype) -> Tensor:
+        """Return one result a row. No rows call no operator. Raises: ValueError for rows of other sizes than the weights."""
+        half_class(out_dtype)
+        if (payload.hidden, groups.num_groups) != (self.hidden, self.num_experts):
+            raise ValueError(
+                f"rows of {payload.hidden} columns for {groups.num_groups} experts came to weights of {self.num_experts} experts of {self.hidden}"
+            )
+        if not payload.rows:
+            return torch.empty((0, self.outer), dtype=out_dtype, device=payload.data.device)
+        # The payload's class was in the accept-set of the prepared weights when the layer was built; the chain refuses others again.
+        return self.chain.run(cast("Never", payload), groups, out_dtype).data
+
+
+@final
+@attrs.frozen(eq=False)
+class AscendRunner(Runner[AscendRowsInput, LiveRowsOutput]):
+    """Run experts whose results are whole rows: of one rank, or its summands where experts are cut along their width."""
+
+    name: ClassVar[str] = "ascend"
+    inputs: ClassVar[tuple[type[RunnerInput], ...]] = (AscendRowsInput,)
+    experts: Experts
+
+    @override
+    def run(self, runner_input: AscendRowsInput, /) -> LiveRowsOutput:
+        return LiveRowsOutput(self.experts.run(runner_input.payload, runner_input.groups, runner_input.out_dtype))
+
+
+@final
+@attrs.frozen(eq=False)
+class AscendSlicedRunner(Runner[AscendSlicedRowsInput, SlicedRowsOutput]):
+    """Run experts whose second product is cut along its columns: activations are gathered over ``ranks``, results are this rank's columns."""
+
+    name: ClassVar[str] = "ascend-sliced"
+    inputs: ClassVar[tuple[type[RunnerInput], ...]] = (AscendSlicedRowsInput,)
+    experts: Experts
+    ranks: TensorParallel
+
+    @override
+    def run(self, runner_input: AscendSlicedRowsInput, /) -> SlicedRowsOutput:
+        return SlicedRowsOutput(self.experts.run(runner_input.payload, runner_input.groups, runner_input.out_dtype), self.ranks)

@@ -1,0 +1,1 @@
+"""Weights prepared for the Ascend NPU."""

@@ -1,0 +1,5 @@
+from .dispatch_combine import EpDispatchCombineConfig as EpDispatchCombineConfig
+from .dispatch_combine import EpDispatchCombineKernelType as EpDispatchCombineKernelType
+from .dispatch_combine import EpDispatchCombineOp as EpDispatchCombineOp
+from .dispatch_combine import EpDispatchCombineQuantType as EpDispatchCombineQuantType
+from .dispatch_combine import EpDispatchRoutingHandle as EpDispatchRoutingHandle

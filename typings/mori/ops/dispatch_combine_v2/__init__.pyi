@@ -1,0 +1,3 @@
+from .dispatch_combine_op import EpDispatchCombineConfig as EpDispatchCombineConfig
+from .dispatch_combine_op import EpDispatchCombineOp as EpDispatchCombineOp
+from .dispatch_combine_op import EpDispatchRoutingHandle as EpDispatchRoutingHandle
