@@ -46,7 +46,7 @@ def test_triton_finds_a_variant_once_and_the_rest_is_launched_as_it_was_compiled
     launch(3, (a, None), (5, 0.5), {"K": 2, "LAST": True}, num_warps=1)
     launch(7, (b, None), (6, 1.5), {"K": 2, "LAST": True}, num_warps=1)
     assert jitted.launches == [
-        ("jitted", (3,), (a, None, 5, 0.5, ("K", 2), ("LAST", True), ("num_warps", 1))),
+        ("jitted", (3,), (a, None, 5, 0.5, ("K", 2), ("LAST", True), ("num_warps", 1), ("num_stages", 3))),
         ("compiled", (7, 1, 1), (b, None, 6, 1.5, 2, True)),
     ]
 
@@ -69,6 +69,13 @@ def test_what_can_make_another_variant_is_left_to_triton(
     launch(1, (torch.zeros(4), None), (), {"K": 2}, num_warps=1)
     launch(1, tensors, (), constants, num_warps=num_warps)
     assert [how for how, _, _ in jitted.launches] == ["jitted", "jitted"]
+
+
+def test_another_number_of_stages_is_another_variant() -> None:
+    launch, jitted = launcher()
+    for stages in (2, 4, 2):
+        launch(1, (torch.zeros(4), None), (), {}, num_warps=1, num_stages=stages)
+    assert [how for how, _, _ in jitted.launches] == ["jitted", "jitted", "compiled"]
 
 
 def test_pointers_that_are_not_aligned_are_always_left_to_triton() -> None:

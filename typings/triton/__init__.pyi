@@ -6,13 +6,19 @@ import torch
 from . import knobs as knobs
 from . import language as language
 from .compiler import CompiledKernel
+from .experimental.gluon.nvidia.hopper import TensorDescriptor
 
 _P = ParamSpec("_P")
 _R_co = TypeVar("_R_co", covariant=True)
 
 class Launch(Protocol):
     def __call__(
-        self, *args: torch.Tensor | float | None, num_warps: int = ..., num_stages: int = ..., **constexprs: torch.Tensor | float | None
+        self,
+        *args: torch.Tensor | TensorDescriptor | float | None,
+        num_warps: int = ...,
+        num_stages: int = ...,
+        maxnreg: int = ...,
+        **constexprs: torch.Tensor | float | None,
     ) -> CompiledKernel | None: ...
 
 class JITFunction(Generic[_P, _R_co]):

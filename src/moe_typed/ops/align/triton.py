@@ -1,8 +1,8 @@
 """Sort routes by expert: a route's slot is where its expert's slots begin, plus the routes of that expert before it.
 
-Up to some hundred routes, every program counts all of them by itself, and one launch is enough. Beyond, a first launch counts each chunk's routes,
-and a second adds up the counts and places them; a program has one chunk and 16 experts. The result is that of the reference: routes of an expert keep
-their order.
+Up to some hundred routes, every program counts all of them by itself, and one launch is enough. Beyond, a first launch ranks each chunk's routes
+among those of their expert and counts them, a second adds up the counts of the chunks before (where chunks are few, every program of the last does),
+and the last places the routes. The result is that of the reference: routes of one expert keep their order.
 """
 
 from typing import Final
@@ -16,8 +16,9 @@ from .._library import custom_op
 from .reference import capacity
 
 _ONE_LAUNCH: Final = 1024  # routes that every program counts faster than a second launch takes
-_WIDTH: Final = 16  # experts of a program
-_PIECE: Final = 512  # routes that a program looks at together
+_CHUNK: Final = 128  # routes of a program; one for each thread, which compares it with all of them
+_FEW_CHUNKS: Final = 64  # whose counts every program of the last launch adds up by itself
+_WIDTH: Final = 16  # experts of a program that adds up the counts of many chunks
 
 
 def align(topk_ids: Tensor, live: Tensor | None, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
@@ -25,41 +26,49 @@ def align(topk_ids: Tensor, live: Tensor | None, num_experts: int, block_m: int)
     routes = topk_ids.numel()
     slots = topk_ids.new_empty(capacity(routes, num_experts, block_m))
     block_expert = topk_ids.new_empty(slots.shape[0] // block_m)
-    counts = None if routes <= _ONE_LAUNCH else topk_ids.new_empty((triton.cdiv(routes, _chunk(routes)), _bins(num_experts)))
-    _launch(topk_ids.contiguous(), live, num_experts, block_m, counts, slots, block_expert)
+    rank = counts = totals = None
+    if routes > _ONE_LAUNCH:
+        chunks, bins = triton.cdiv(routes, _CHUNK), _bins(num_experts)
+        rank, counts = topk_ids.new_empty(routes), topk_ids.new_empty((chunks, bins))
+        totals = topk_ids.new_empty(bins) if chunks > _FEW_CHUNKS else None
+    _launch(topk_ids.contiguous(), live, num_experts, block_m, rank, counts, totals, slots, block_expert)
     return slots, block_expert
-
-
-def _chunk(routes: int) -> int:
-    return _PIECE if routes <= 16 * _PIECE else 4 * _PIECE if routes <= 128 * _PIECE else 8 * _PIECE
 
 
 def _bins(num_experts: int) -> int:
     return max(_WIDTH, triton.next_power_of_2(num_experts))
 
 
-@custom_op("align", writes=("counts", "slots", "block_expert"))
+@custom_op("align", writes=("rank", "counts", "totals", "slots", "block_expert"))
 def _launch(
-    topk_ids: Tensor, live: Tensor | None, num_experts: int, block_m: int, counts: Tensor | None, slots: Tensor, block_expert: Tensor
+    topk_ids: Tensor,
+    live: Tensor | None,
+    num_experts: int,
+    block_m: int,
+    rank: Tensor | None,
+    counts: Tensor | None,
+    totals: Tensor | None,
+    slots: Tensor,
+    block_expert: Tensor,
 ) -> None:
     blocks = block_expert.shape[0]
     if not blocks:
         return
-    routes = topk_ids.numel()
-    constants = {"TOP_K": topk_ids.shape[1], "EXPERTS": num_experts, "BINS": _bins(num_experts)}
+    routes, bins = topk_ids.numel(), _bins(num_experts)
+    constants = {"TOP_K": topk_ids.shape[1], "EXPERTS": num_experts, "BINS": bins}
     padding = {"BLOCK_M": block_m, "BLOCKS": max(1, min(1024 // block_m, 16))}
-    if counts is None:
+    if rank is None or counts is None:
         chunk = 64
-        programs = triton.cdiv(routes, chunk)
+        chunks = triton.cdiv(routes, chunk)
         sorting = {**constants, "CHUNK": chunk, "ROUTES": max(chunk, triton.next_power_of_2(routes)), **padding}
-        _SORT(programs, (topk_ids, live, slots, block_expert), (routes, programs, blocks), sorting, num_warps=4)
+        _SORT(chunks, (topk_ids, live, slots, block_expert), (routes, chunks, blocks), sorting, num_warps=4)
         return
-    chunks, bins = counts.shape
-    programs = chunks * (bins // _WIDTH)
-    pieces = {**constants, "CHUNK": _chunk(routes), "PIECE": _PIECE, "WIDTH": _WIDTH}
-    _COUNT(programs, (topk_ids, live, counts), (routes,), pieces, num_warps=4)
-    placing = {**pieces, "CHUNKS": triton.next_power_of_2(chunks), **padding}
-    _PLACE(programs, (topk_ids, live, counts, slots, block_expert), (routes, chunks, programs, blocks), placing, num_warps=4)
+    chunks = counts.shape[0]
+    _COUNT(chunks, (topk_ids, live, rank, counts), (routes,), {**constants, "CHUNK": _CHUNK}, num_warps=4)
+    if totals is not None:
+        _ADD(bins // _WIDTH, (counts, totals), (chunks,), {"BINS": bins, "WIDTH": _WIDTH, "PIECE": 256}, num_warps=4)
+    placing = {**constants, "CHUNK": _CHUNK, "CHUNKS": 0 if totals is not None else triton.next_power_of_2(chunks), **padding}
+    _PLACE(chunks, (topk_ids, live, rank, counts, totals, slots, block_expert), (routes, chunks, blocks), placing, num_warps=4)
 
 
 @triton.jit
@@ -139,73 +148,90 @@ def _sort(
 def _count(
     ids_ptr: tl.tensor,
     live_ptr: tl.tensor | None,
+    rank_ptr: tl.tensor,
     counts_ptr: tl.tensor,
     routes: tl.tensor,
     TOP_K: tl.constexpr,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
-    PIECE: tl.constexpr,
-    WIDTH: tl.constexpr,
 ) -> None:
-    GROUPS: tl.constexpr = BINS // WIDTH
-    chunk = tl.program_id(0) // GROUPS
-    mine = tl.program_id(0) % GROUPS * WIDTH + tl.arange(0, WIDTH)
-    count = tl.zeros((WIDTH,), tl.int32)
-    for start in tl.static_range(0, CHUNK, PIECE):
-        expert = _experts_of(ids_ptr, live_ptr, chunk * CHUNK + start + tl.arange(0, PIECE), routes, TOP_K, EXPERTS)
-        count += tl.sum((mine[:, None] == expert[None, :]).to(tl.int32), 1)
-    tl.store(counts_ptr + chunk * BINS + mine, count)
+    counts = counts_ptr + tl.program_id(0) * BINS
+    tl.store(counts + tl.arange(0, BINS), tl.zeros((BINS,), tl.int32))
+    first = tl.program_id(0) * CHUNK
+    route = first + tl.arange(0, CHUNK)
+    expert = _experts_of(ids_ptr, live_ptr, route, routes, TOP_K, EXPERTS)
+    rank = tl.zeros((CHUNK,), tl.int32)
+    count = tl.zeros((CHUNK,), tl.int32)
+    for start in tl.static_range(0, CHUNK, 32):
+        # Compared along axis 0, which lies within a thread: nothing is summed across threads.
+        other = first + start + tl.arange(0, 32)
+        same = _experts_of(ids_ptr, live_ptr, other, routes, TOP_K, EXPERTS)[:, None] == expert[None, :]
+        rank += tl.sum((same & (other[:, None] < route[None, :])).to(tl.int32), 0)
+        count += tl.sum(same.to(tl.int32), 0)
+    tl.store(rank_ptr + route, rank, mask=route < routes)
+    tl.debug_barrier()  # the zeros are there before the counts
+    tl.store(counts + expert, count, mask=(expert >= 0) & (rank == count - 1))  # the last of its expert says how many there are
 
 
-@triton.jit(do_not_specialize=["routes", "chunks", "programs", "blocks"])
+@triton.jit(do_not_specialize=["chunks"])
+def _add(counts_ptr: tl.tensor, totals_ptr: tl.tensor, chunks: tl.tensor, BINS: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr) -> None:
+    """Replace each count by the sum of those of the chunks before it."""
+    bin_ = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    total = tl.zeros((WIDTH,), tl.int32)
+    for first in range(0, chunks, PIECE):
+        chunk = first + tl.arange(0, PIECE)
+        at = counts_ptr + chunk[:, None] * BINS + bin_[None, :]
+        counts = tl.load(at, mask=(chunk < chunks)[:, None], other=0)
+        tl.store(at, total[None, :] + tl.cumsum(counts, 0) - counts, mask=(chunk < chunks)[:, None])
+        total += tl.sum(counts, 0)
+    tl.store(totals_ptr + bin_, total)
+
+
+@triton.jit(do_not_specialize=["routes", "chunks", "blocks"])
 def _place(
     ids_ptr: tl.tensor,
     live_ptr: tl.tensor | None,
+    rank_ptr: tl.tensor,
     counts_ptr: tl.tensor,
+    totals_ptr: tl.tensor | None,
     slots_ptr: tl.tensor,
     block_expert_ptr: tl.tensor,
     routes: tl.tensor,
     chunks: tl.tensor,
-    programs: tl.tensor,
     blocks: tl.tensor,
     TOP_K: tl.constexpr,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
-    PIECE: tl.constexpr,
-    WIDTH: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    GROUPS: tl.constexpr = BINS // WIDTH
-    ROWS: tl.constexpr = 32 if CHUNKS > 32 else CHUNKS
-    chunk = tl.program_id(0) // GROUPS
+    chunk = tl.program_id(0)
     bin_ = tl.arange(0, BINS)
-    total = tl.zeros((BINS,), tl.int32)
-    before = tl.zeros((BINS,), tl.int32)
-    for first in range(0, CHUNKS, ROWS):
-        other = first + tl.arange(0, ROWS)
-        counts = tl.load(counts_ptr + other[:, None] * BINS + bin_[None, :], mask=(other < chunks)[:, None], other=0)
-        total += tl.sum(counts, 0)
-        before += tl.sum(tl.where((other < chunk)[:, None], counts, 0), 0)
+    route = chunk * CHUNK + tl.arange(0, CHUNK)
+    expert = _experts_of(ids_ptr, live_ptr, route, routes, TOP_K, EXPERTS)
+    rank = tl.load(rank_ptr + route, mask=route < routes, other=0)
+    if totals_ptr is not None:
+        total = tl.load(totals_ptr + bin_)
+        before = tl.load(counts_ptr + chunk * BINS + bin_)
+    else:
+        ROWS: tl.constexpr = 32 if CHUNKS > 32 else CHUNKS
+        total = tl.zeros((BINS,), tl.int32)
+        before = tl.zeros((BINS,), tl.int32)
+        for first in tl.static_range(0, CHUNKS, ROWS):
+            other = first + tl.arange(0, ROWS)
+            counts = tl.load(counts_ptr + other[:, None] * BINS + bin_[None, :], mask=(other < chunks)[:, None], other=0)
+            total += tl.sum(counts, 0)
+            before += tl.sum(tl.where((other < chunk)[:, None], counts, 0), 0)
     padded = (total + BLOCK_M - 1) // BLOCK_M * BLOCK_M
     end = tl.cumsum(padded, 0)
-    mine = tl.program_id(0) % GROUPS * WIDTH + tl.arange(0, WIDTH)
-    slot = tl.gather(end - padded + before, mine, 0)
-    for start in tl.static_range(0, CHUNK, PIECE):
-        route = chunk * CHUNK + start + tl.arange(0, PIECE)
-        expert = _experts_of(ids_ptr, live_ptr, route, routes, TOP_K, EXPERTS)
-        is_mine = mine[:, None] == expert[None, :]
-        ones = is_mine.to(tl.int32)
-        # A route has one expert, so that all but one of the rows add nothing to its slot.
-        at = tl.sum(tl.where(is_mine, slot[:, None] + tl.cumsum(ones, 1), 0), 0) - 1
-        tl.store(slots_ptr + at, route, mask=at >= 0)
-        slot += tl.sum(ones, 1)
-    _pad(total, end - padded, end, slots_ptr, block_expert_ptr, routes, tl.program_id(0), programs, blocks, BINS, BLOCK_M, BLOCKS)
+    tl.store(slots_ptr + tl.gather(end - padded + before, tl.maximum(expert, 0), 0) + rank, route, mask=expert >= 0)
+    _pad(total, end - padded, end, slots_ptr, block_expert_ptr, routes, chunk, chunks, blocks, BINS, BLOCK_M, BLOCKS)
 
 
 _SORT: Final = Launcher(_sort)
 _COUNT: Final = Launcher(_count)
+_ADD: Final = Launcher(_add)
 _PLACE: Final = Launcher(_place)

@@ -138,8 +138,8 @@ def _down(
             a += BLOCK_K
             b += BLOCK_K
     else:
-        for start in range(0, K, BLOCK_K):
-            in_k = depth < K - start
+        for first in range(0, K, BLOCK_K):
+            in_k = depth < K - first
             a_tile = tl.load(a, mask=is_route[:, None] & in_k[None, :], other=0.0) if SPARSE or not EVEN else tl.load(a)
             b_tile = tl.load(b) if EVEN else tl.load(b, mask=in_k[:, None] & in_n[None, :], other=0.0)
             acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")

@@ -101,8 +101,7 @@ def _down(
     in_n = column < N
     depth = tl.arange(0, BLOCK_K)
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    if bias_ptr is not None:
-        extra = tl.zeros((BLOCK_N,), tl.float32)
+    extra = tl.zeros((BLOCK_N,), tl.float32)
     for step in tl.range(0, count * STEPS, num_stages=STAGES):
         chosen = order == step // STEPS
         start = step % STEPS * BLOCK_K
@@ -122,9 +121,7 @@ def _down(
         if bias_ptr is not None:
             first = tl.where(start == 0, N, 0)
             extra += by * tl.load(bias_ptr + at * N + column, mask=column < first, other=0.0).to(tl.float32)
-    value = tl.sum(total, 1)
-    if bias_ptr is not None:
-        value += extra
+    value = tl.sum(total, 1) + extra
     tl.store(out_ptr + row.to(tl.int64) * N + column, value.to(out_ptr.dtype.element_ty), mask=in_n)
 
 

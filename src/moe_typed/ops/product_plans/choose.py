@@ -7,8 +7,8 @@ expert.
 """
 
 import json
-import math
-from functools import cache
+from itertools import pairwise
+from math import isqrt
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, cast
 
@@ -21,64 +21,81 @@ _TUNED: Final = Path(__file__).parent / "tuned"
 _SAME_CAPABILITY: Final = {(9, 0): "NVIDIA_H200"}
 _FORMATS: Final = {torch.bfloat16: "bf16", torch.float16: "bf16", torch.float8_e4m3fn: "fp8"}  # bf16 and fp16 take the same time
 
+_UpTo: TypeAlias = tuple[tuple[int, Plan], ...]  # up to so many tokens, this plan
+_Entry: TypeAlias = dict[str, object]
+
 
 class Layer(NamedTuple):
-    """What a plan depends on besides the tokens: sizes of a layer, and whether gate and up come in turns."""
+    """What plans depend on besides tokens and top-k: sizes of a layer, and whether gate and up come in turns."""
 
     dtype: torch.dtype
     experts: int
-    top_k: int
     hidden: int
     inter: int
     interleaved: bool
 
 
-_Key: TypeAlias = tuple[str, int, int, int, int]
-_Plans: TypeAlias = tuple[tuple[int, Plan], ...]
+class Plans(NamedTuple):
+    """The plans of a layer on a device: by top-k where they were measured; ``wide`` says whether the wide kernel runs there, and takes the layer."""
+
+    layer: Layer
+    wide: bool
+    tuned: dict[int, _UpTo]
+
+    def choose(self, tokens: int, top_k: int) -> Plan:
+        """Return the plan for a number of tokens."""
+        up_to = self.tuned.get(top_k, ())
+        for most, plan in up_to:
+            if tokens <= most:
+                return plan if plan.how is not How.WALK or tokens * top_k <= MOST_WALKED else self.by_rule(tokens, top_k)
+        return up_to[-1][1] if up_to and up_to[-1][1].how is How.WIDE else self.by_rule(tokens, top_k)
+
+    def by_rule(self, tokens: int, top_k: int) -> Plan:
+        """Return a plan that fits any layer."""
+        routes, dtype = tokens * top_k, self.layer.dtype
+        if tokens <= _VECTOR_TOKENS:
+            return Plan(How.VECTOR, *_VECTOR)
+        if self.wide and routes >= _WIDE_ROWS * self.layer.experts:
+            return Plan(How.WIDE, _WIDE, _WIDE)
+        rows = (
+            16 if routes <= 16 * self.layer.experts else 32 if routes <= 32 * self.layer.experts else 64 if routes <= 64 * self.layer.experts else 128
+        )
+        how = How.WALK if rows == 16 and routes <= MOST_WALKED // 4 else How.SORTED
+        if dtype == torch.float32:  # without tensor cores ("ieee"), registers are what runs short
+            return Plan(how, Tile(rows, 32, 32, 4, 2), Tile(rows, 64, 32, 4, 2))
+        return Plan(how, *(_FP8 if dtype == torch.float8_e4m3fn else _HALF)[rows])
+
+    def without_wide(self) -> "Plans":
+        """Return the plans for rows that the wide kernel cannot copy: by rule alone."""
+        return Plans(self.layer, False, {})
 
 
-def choose_plan(device: torch.device, layer: Layer, tokens: int) -> Plan:
-    """Return the plan for ``tokens`` tokens on a device."""
-    plans = _tuned(_device_name(device)).get((_FORMATS.get(layer.dtype, ""), layer.experts, layer.top_k, layer.hidden, layer.inter), ())
-    if plans and tokens:
-        plan = min(plans, key=lambda known: abs(math.log(known[0] / tokens)))[1]
-        if _fits(plan, layer, tokens):
-            return plan
-    return _by_rule(layer, tokens, wide=_is_hopper(device))
-
-
-def without_wide(layer: Layer, tokens: int) -> Plan:
-    """Return a plan for rows that the wide kernel does not take."""
-    return _by_rule(layer, tokens, wide=False)
-
-
-@cache
-def _device_name(device: torch.device) -> str:
+def plans_for(device: torch.device, layer: Layer) -> Plans:
+    """Return the plans of a layer on a device."""
     if device.type != "cuda" or torch.version.hip is not None:
-        return ""
-    name = torch.cuda.get_device_name(device).replace(" ", "_")
-    return name if (_TUNED / f"{name}.json").exists() else _SAME_CAPABILITY.get(torch.cuda.get_device_capability(device), "")
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
-
-
-@cache
-def _tuned(name: str) -> dict[_Key, _Plans]:
-    path = _TUNED / f"{name}.json"
+        return Plans(layer, False, {})
+    capability = torch.cuda.get_device_capability(device)
+    wide = capability[0] == 9 and wide_takes(layer)
+    path = _TUNED / f"{torch.cuda.get_device_name(device).replace(' ', '_')}.json"
     if not path.exists():
-        return {}
-    found: dict[_Key, _Plans] = {}
-    for entry in cast("list[dict[str, object]]", json.loads(path.read_text())):
-        sizes = [cast("int", entry[key]) for key in ("experts", "top_k", "hidden", "inter")]
-        plans = cast("list[dict[str, object]]", entry["plans"])
-        found[cast("str", entry["format"]), sizes[0], sizes[1], sizes[2], sizes[3]] = tuple(_plan(plan) for plan in plans)
+        path = _TUNED / f"{_SAME_CAPABILITY.get(capability, '')}.json"
+    return Plans(layer, wide, measured(path, layer, wide=wide) if path.exists() else {})
+
+
+def measured(path: Path, layer: Layer, *, wide: bool) -> dict[int, _UpTo]:
+    """Return what a file says of a layer, by top-k; without plans for the wide kernel where that is not for the layer."""
+    sizes = {"format": _FORMATS.get(layer.dtype), "experts": layer.experts, "hidden": layer.hidden, "inter": layer.inter}
+    found: dict[int, _UpTo] = {}
+    for entry in cast("list[_Entry]", json.loads(path.read_text())):
+        if all(entry[key] == value for key, value in sizes.items()):
+            plans = [_plan(one) for one in cast("list[_Entry]", entry["plans"])]
+            kept = [(tokens, plan) for tokens, plan in plans if wide or plan.how is not How.WIDE]
+            ends = [isqrt(tokens * following) for (tokens, _), (following, _) in pairwise(kept)]
+            found[cast("int", entry["top_k"])] = tuple((most, plan) for (_, plan), most in zip(kept, [*ends, kept[-1][0]], strict=True))
     return found
 
 
-def _plan(known: dict[str, object]) -> tuple[int, Plan]:
+def _plan(known: _Entry) -> tuple[int, Plan]:
     up, down = (Tile(*cast("list[int]", known[key])) for key in ("up", "down"))
     return cast("int", known["tokens"]), Plan(How(known["how"]), up, down)
 
@@ -88,16 +105,6 @@ def wide_takes(layer: Layer) -> bool:
     if layer.dtype == torch.float8_e4m3fn:
         return not layer.interleaved and layer.hidden % 256 == 0 and layer.inter % GROUP == 0
     return layer.dtype in (torch.bfloat16, torch.float16) and layer.hidden % 64 == 0 and layer.inter % 64 == 0
-
-
-def _fits(plan: Plan, layer: Layer, tokens: int) -> bool:
-    match plan.how:
-        case How.WIDE:
-            return wide_takes(layer)
-        case How.WALK:
-            return tokens * layer.top_k <= MOST_WALKED
-        case _:
-            return True
 
 
 # Three stages or so of each take less than 100 KiB of shared memory, which every GPU since sm_80 that serves MoE has.
@@ -117,16 +124,3 @@ _VECTOR: Final = (Tile(1, 8, 512, 4, 1), Tile(1, 8, 256, 4, 1))
 _WIDE: Final = Tile(128, 128, 64, 8, 4, 8)
 _VECTOR_TOKENS: Final = 2  # from there on tiles catch up
 _WIDE_ROWS: Final = 96  # an expert; below, blocks of 128 rows are mostly padding
-
-
-def _by_rule(layer: Layer, tokens: int, *, wide: bool) -> Plan:
-    routes = tokens * layer.top_k
-    if tokens <= _VECTOR_TOKENS:
-        return Plan(How.VECTOR, *_VECTOR)
-    if wide and routes >= _WIDE_ROWS * layer.experts and wide_takes(layer):
-        return Plan(How.WIDE, _WIDE, _WIDE)
-    rows = next((rows for rows in (16, 32, 64) if routes <= rows * layer.experts), 128)
-    how = How.WALK if rows == 16 and routes <= MOST_WALKED // 4 else How.SORTED
-    if layer.dtype == torch.float32:  # without tensor cores ("ieee"), registers are what runs short
-        return Plan(how, Tile(rows, 32, 32, 4, 2), Tile(rows, 64, 32, 4, 2))
-    return Plan(how, *(_FP8 if layer.dtype == torch.float8_e4m3fn else _HALF)[rows])

@@ -116,7 +116,7 @@ def _up(
     rows_ptr: tl.tensor,
     rows_scale_ptr: tl.tensor | None,
     weights_ptr: tl.tensor,
-    weights_scale_ptr: tl.tensor | None,
+    weights_scale_ptr: tl.tensor,  # None where rows_scale_ptr is
     bias_ptr: tl.tensor | None,
     slots_ptr: tl.tensor,
     block_expert_ptr: tl.tensor | None,
@@ -192,8 +192,8 @@ def _up(
                 b_gate += BLOCK_K
                 b_up += BLOCK_K
         else:
-            for start in range(0, K, BLOCK_K):
-                in_k = depth < K - start
+            for first in range(0, K, BLOCK_K):
+                in_k = depth < K - first
                 a_tile = tl.load(a, mask=is_route[:, None] & in_k[None, :], other=0.0) if SPARSE or not IN_K else tl.load(a)
                 if IN_N and IN_K:
                     gate = tl.dot(a_tile, tl.load(b_gate), gate, input_precision="ieee")
@@ -217,8 +217,8 @@ def _up(
         in_both = of_both < INTER
         b = matrix + row[None, :] * K + depth[:, None]
         acc = tl.zeros((BLOCK_M, 2 * BLOCK_N), tl.float32)
-        for start in range(0, K, BLOCK_K):
-            in_k = depth < K - start
+        for first in range(0, K, BLOCK_K):
+            in_k = depth < K - first
             a_tile = tl.load(a, mask=is_route[:, None] & in_k[None, :], other=0.0) if SPARSE or not IN_K else tl.load(a)
             b_tile = tl.load(b) if IN_N and IN_K else tl.load(b, mask=in_k[:, None] & in_both[None, :], other=0.0)
             acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")

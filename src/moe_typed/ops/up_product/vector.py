@@ -78,7 +78,7 @@ def _launch(
 @triton.jit(do_not_specialize=["alpha", "limit", "shift"])
 def _up(
     rows_ptr: tl.tensor,
-    rows_scale_ptr: tl.tensor | None,
+    rows_scale_ptr: tl.tensor,  # None where weights_scale_ptr is
     weights_ptr: tl.tensor,
     weights_scale_ptr: tl.tensor | None,
     bias_ptr: tl.tensor | None,

@@ -32,8 +32,8 @@ def _produce(
     b_bufs: gl.tensor,
     full: gl.tensor,
     empty: gl.tensor,
-    a_desc: gl.tensor | None,
-    rows_ptr: gl.tensor | None,
+    a_desc: gl.tensor,  # None for the first product
+    rows_ptr: gl.tensor,  # None for the second
     b_desc: gl.tensor,
     slots_ptr: gl.tensor,
     block_expert_ptr: gl.tensor,
@@ -61,9 +61,11 @@ def _produce(
     copied: gl.constexpr = gl.BlockedLayout([1, VEC], [32 * VEC // BLOCK_K, BLOCK_K // VEC], [4, 1], [1, 0])
     it = 0
     for t in range(gl.program_id(0), used * TILES, gl.num_programs(0)):
-        block, tile = _swizzle(t, used, group, TILES)
+        block, tile = _swizzle(gl.to_tensor(t), used, group, TILES)
         expert = gl.load(block_expert_ptr + block)
         both = gl.load(slots_ptr + block * 128 + 64) < routes
+        p0 = rows_ptr
+        p1 = rows_ptr
         if UP:
             row = gl.arange(0, 64, gl.SliceLayout(1, copied))
             depth = gl.arange(0, BLOCK_K, gl.SliceLayout(0, copied))
@@ -108,8 +110,8 @@ def _consume(
     b_bufs: gl.tensor,
     full: gl.tensor,
     empty: gl.tensor,
-    rows_scale_ptr: gl.tensor | None,
-    weights_scale_ptr: gl.tensor | None,
+    rows_scale_ptr: gl.tensor,  # None but for fp8
+    weights_scale_ptr: gl.tensor,  # None but for fp8
     bias_ptr: gl.tensor | None,
     slots_ptr: gl.tensor,
     block_expert_ptr: gl.tensor,
@@ -140,6 +142,7 @@ def _consume(
     WIDE: gl.constexpr = 2 * BLOCK_N if UP else BLOCK_N  # columns of the product
     HALF: gl.constexpr = WIDE // 2
     GROUPS: gl.constexpr = K // _GROUP
+    APART: gl.constexpr = ((BESIDE - GATE) // _GROUP if UP else 1) * GROUPS  # from the left half's scales to the right's
     whole: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
     half: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 32])
     stored: gl.constexpr = gl.BlockedLayout(
@@ -147,7 +150,7 @@ def _consume(
     )
     it = 0
     for t in range(gl.program_id(0), used * TILES, gl.num_programs(0)):
-        block, tile = _swizzle(t, used, group, TILES)
+        block, tile = _swizzle(gl.to_tensor(t), used, group, TILES)
         expert = gl.load(block_expert_ptr + block).to(gl.int64)
         first = block * 128 + W * 64
         both = gl.load(slots_ptr + block * 128 + 64) < routes
@@ -161,10 +164,8 @@ def _consume(
                 if UP:
                     scales = weights_scale_ptr + expert * (2 * N // _GROUP * GROUPS)
                     l_scale = scales + (GATE // _GROUP + tile) * GROUPS + zero
-                    APART: gl.constexpr = (BESIDE - GATE) // _GROUP * GROUPS
                 else:
                     l_scale = weights_scale_ptr + (expert * (N // _GROUP) + tile * BLOCK_N // _GROUP) * GROUPS + zero
-                    APART: gl.constexpr = GROUPS
                 left = gl.zeros([64, HALF], gl.float32, half)
                 right = gl.zeros([64, HALF], gl.float32, half)
                 part = gl.zeros([64, HALF], gl.float32, half)
@@ -264,11 +265,11 @@ def _consume(
 
 @gluon.jit(do_not_specialize=["routes", "blocks", "group", "alpha", "limit", "shift"])
 def wide(
-    a_desc: gl.tensor | None,
-    rows_ptr: gl.tensor | None,
-    rows_scale_ptr: gl.tensor | None,
+    a_desc: gl.tensor,  # None for the first product
+    rows_ptr: gl.tensor,  # None for the second
+    rows_scale_ptr: gl.tensor,  # None but for fp8
     b_desc: gl.tensor,
-    weights_scale_ptr: gl.tensor | None,
+    weights_scale_ptr: gl.tensor,  # None but for fp8
     bias_ptr: gl.tensor | None,
     slots_ptr: gl.tensor,
     block_expert_ptr: gl.tensor,
@@ -297,17 +298,16 @@ def wide(
 ) -> None:
     """See this file's head. The descriptors are of pieces that the copy engine brings; see triton._descriptor."""
     WIDE: gl.constexpr = 2 * BLOCK_N if UP else BLOCK_N
-    dtype: gl.constexpr = b_desc.dtype
     a_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8 if FP8 else 16, 2)
-    a_bufs = gl.allocate_shared_memory(dtype, [2 * STAGES, 64, BLOCK_K], a_layout)
-    b_bufs = gl.allocate_shared_memory(dtype, [STAGES, WIDE, BLOCK_K], b_desc.layout)
+    a_bufs = gl.allocate_shared_memory(b_desc.dtype, [2 * STAGES, 64, BLOCK_K], a_layout)
+    b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES, WIDE, BLOCK_K], b_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
+    for i in gl.static_range(0, STAGES):
         mbarrier.init(full.index(i), count=129 if UP else 1)
         mbarrier.init(empty.index(i), count=2)
     counted: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    used = 0
+    used = gl.to_tensor(0)
     for start in range(0, blocks, 2048):
         at = start + gl.arange(0, 2048, counted)
         used += gl.sum((gl.load(block_expert_ptr + at, mask=at < blocks, other=-1) >= 0).to(gl.int32), 0)

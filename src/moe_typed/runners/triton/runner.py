@@ -19,7 +19,7 @@ from ...ops.activation.spec import Gate, Split
 from ...ops.align.triton import align
 from ...ops.down_product.triton import down_product
 from ...ops.down_product.vector import down_product_summed
-from ...ops.product_plans.choose import Layer, choose_plan, without_wide
+from ...ops.product_plans.choose import Layer, Plans, plans_for
 from ...ops.product_plans.spec import WIDE_ROWS, How, Plan
 from ...ops.sum_routes.triton import sum_routes
 from ...ops.up_product import vector
@@ -43,19 +43,15 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
     split: Split
     gate: Gate
     out_dtype: torch.dtype
+    plans: Plans
 
     @override
     def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
         FlatRowsMeetWeights(self.weights, runner_input)
         payload, routing = runner_input.payload, runner_input.routing
         scale = payload.scale if isinstance(payload, Fp8Block128Rows) else None
-        tokens = routing.topk_ids.shape[0]
-        return SummedRowsOutput(self._multiply(payload.data, scale, routing, choose_plan(payload.data.device, self.layer(routing), tokens)))
-
-    def layer(self, routing: Routing[Ids]) -> Layer:
-        """Return what a plan depends on besides the tokens."""
-        weights = self.weights
-        return Layer(weights.w13.dtype, weights.num_experts, routing.topk_ids.shape[1], weights.hidden, weights.inter, self.split.step > 1)
+        plans = self.plans if _is_aligned(payload.data) else self.plans.without_wide()
+        return SummedRowsOutput(self._multiply(payload.data, scale, routing, plans.choose(*routing.topk_ids.shape)))
 
     def _multiply(self, rows: Tensor, scale: Tensor | None, routing: Routing[Ids], plan: Plan) -> Tensor:
         weights, split, gate, dtype = self.weights, self.split, self.gate, self.out_dtype
@@ -66,15 +62,16 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
         if plan.how is How.VECTOR:
             inner = vector.up_product(rows, scale, w13, s13, b13, ids, live, split, gate, dtype, plan.up)
             return down_product_summed(inner, w2, s2, b2, ids, routing.topk_weights.contiguous(), live, dtype, plan.down)
-        if plan.how is How.WIDE and _is_aligned(rows):
-            slots, block_expert = align(ids, live, experts, WIDE_ROWS)
-            inner, by = wide.up_product(rows, scale, w13, s13, b13, slots, block_expert, top_k, split, gate, dtype, plan.up.group)
-            results = wide.down_product(inner, by, w2, s2, b2, slots, block_expert, tokens * top_k, dtype, plan.down.group)
+        blocks: Tensor | None = None
+        slots = ids
+        if plan.how is not How.WALK:
+            slots, blocks = align(ids, live, experts, WIDE_ROWS if plan.how is How.WIDE else plan.up.rows)
+        if plan.how is How.WIDE and blocks is not None:
+            inner, by = wide.up_product(rows, scale, w13, s13, b13, slots, blocks, top_k, split, gate, dtype, plan.up.group)
+            results = wide.down_product(inner, by, w2, s2, b2, slots, blocks, tokens * top_k, dtype, plan.down.group)
         else:
-            plan = plan if plan.how is not How.WIDE else without_wide(self.layer(routing), tokens)
-            slots, block_expert = (ids, None) if plan.how is How.WALK else align(ids, live, experts, plan.up.rows)
-            inner, by = up_product(rows, scale, w13, s13, b13, slots, block_expert, live, top_k, split, gate, dtype, plan.up)
-            results = down_product(inner, by, w2, s2, b2, slots, block_expert, live, tokens * top_k, top_k, dtype, plan.down)
+            inner, by = up_product(rows, scale, w13, s13, b13, slots, blocks, live, top_k, split, gate, dtype, plan.up)
+            results = down_product(inner, by, w2, s2, b2, slots, blocks, live, tokens * top_k, top_k, dtype, plan.down)
         return sum_routes(results, ids, routing.topk_weights, live, experts, dtype)
 
 
@@ -105,7 +102,9 @@ def require_device(weights: TritonExpertWeights) -> None:
 
 def make_runner(weights: TritonExpertWeights, activation: Activation, out_dtype: torch.dtype) -> TritonRunner:
     """Return the runner over prepared weights. Raises: UnsupportedError for an activation or an order that the kernels do not know."""
-    return TritonRunner(weights, _split(weights.order, weights.inter), _gate(activation), out_dtype)
+    split = _split(weights.order, weights.inter)
+    layer = Layer(weights.w13.dtype, weights.num_experts, weights.hidden, weights.inter, split.step > 1)
+    return TritonRunner(weights, split, _gate(activation), out_dtype, plans_for(weights.w13.device, layer))
 
 
 def _split(order: type[GateUpOrder], inter: int) -> Split:

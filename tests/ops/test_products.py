@@ -1,0 +1,135 @@
+"""Both products, by each kind of kernel: each must give what the reference gives, whatever the plan."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from moe_typed.ops.activation.spec import Gate, Split
+from moe_typed.ops.align.triton import align
+from moe_typed.ops.down_product import reference as down_reference
+from moe_typed.ops.down_product.triton import down_product
+from moe_typed.ops.down_product.vector import down_product_summed
+from moe_typed.ops.product_plans.spec import Tile
+from moe_typed.ops.up_product import reference as up_reference
+from moe_typed.ops.up_product import vector
+from moe_typed.ops.up_product.triton import up_product
+from moe_typed.ops.wide_product import triton as wide
+from tests.ops.support import dtypes
+
+NAN = float("nan")
+SILU, OAI = Gate(1.0, float("inf"), 0.0), Gate(1.702, 7.0, 1.0)
+# Rounding of the result, and of what is summed: bf16 keeps 8 bits, and the interpreter accumulates fp16 in fp16.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 1e-2}
+
+_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+on_hopper = (pytest.mark.cuda, pytest.mark.skipif(not _HOPPER, reason="needs compute capability 9.x"))
+
+
+def splits(inter: int) -> list[Split]:
+    return [Split(0, inter, 1), Split(inter, 0, 1), Split(0, 1, 2)]
+
+
+class Layer(NamedTuple):
+    rows: torch.Tensor
+    ids: torch.Tensor
+    w13: torch.Tensor
+    w2: torch.Tensor
+    b13: torch.Tensor
+    b2: torch.Tensor
+
+
+def layer(device: str, dtype: torch.dtype, rows: int, k: int, experts: int, hidden: int, inter: int) -> Layer:
+    generator = torch.Generator().manual_seed(rows)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    ids = torch.randint(-1, experts + 1, (rows, k), generator=generator, dtype=torch.int32)
+    weights = randn(experts, 2 * inter, hidden) / hidden**0.5, randn(experts, hidden, inter) / inter**0.5
+    data = (randn(rows, hidden), *weights, randn(experts, 2 * inter), randn(experts, hidden))
+    x, w13, w2, b13, b2 = (tensor.to(device, dtype) for tensor in data)
+    return Layer(x, ids.to(device), w13, w2, b13, b2)
+
+
+def kept(ids: torch.Tensor, experts: int) -> torch.Tensor:
+    """Return the routes that count."""
+    flat = ids.flatten()
+    return ((flat >= 0) & (flat < experts)).nonzero().squeeze(1)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    assert float((found.float() - wanted).norm() / wanted.norm()) < tolerance
+    assert not bool(found.isnan().any())
+
+
+def check_up(found: torch.Tensor, made: Layer, split: Split, gate: Gate) -> None:
+    routes = kept(made.ids, made.w13.shape[0])
+    source, expert = routes // made.ids.shape[1], made.ids.flatten()[routes]
+    wanted = up_reference.up_product(made.rows, None, made.w13, None, made.b13, source, expert, split, gate)
+    close(found[routes], wanted, TOLERANCE[made.rows.dtype])
+
+
+def by_route(rows: torch.Tensor, slots: torch.Tensor, routes: int) -> torch.Tensor:
+    found = rows.new_full((routes + 1, rows.shape[1]), NAN)
+    found[slots.long()] = rows
+    return found[:routes]
+
+
+TILES = [Tile(16, 32, 32, 4, 2), Tile(64, 16, 64, 4, 3, 3), Tile(32, 64, 32, 4, 2, 2)]
+
+
+@dtypes("float32", "float16", "bfloat16")
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("sorts", [False, True])
+def test_tiles(device: str, dtype: torch.dtype, tile: Tile, order: int, sorts: bool) -> None:
+    made = layer(device, dtype, 33, 3, 4, 72, 40)
+    split, routes = splits(40)[order], made.ids.numel()
+    slots, block_expert = align(made.ids, None, 4, tile.rows) if sorts else (made.ids, None)
+    inner, scale = up_product(made.rows, None, made.w13, None, made.b13, slots, block_expert, None, 3, split, OAI, dtype, tile)
+    assert scale is None
+    check_up(by_route(inner, slots, routes) if sorts else inner, made, split, OAI)
+    found = down_product(inner, None, made.w2, None, made.b2, slots, block_expert, None, routes, 3, dtype, tile)
+    check_down(found, by_route(inner, slots, routes) if sorts else inner, made)
+
+
+def check_down(found: torch.Tensor, inner: torch.Tensor, made: Layer) -> None:
+    routes = kept(made.ids, made.w2.shape[0])
+    wanted = down_reference.down_product(inner[routes], None, made.w2, None, made.b2, made.ids.flatten()[routes])
+    close(found[routes], wanted, TOLERANCE[made.rows.dtype])
+
+
+@dtypes("float32", "float16", "bfloat16")
+@pytest.mark.parametrize("tile", [Tile(1, 8, 32, 4, 1), Tile(1, 4, 128, 4, 3)])
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("live", [None, 3])
+def test_vectors(device: str, dtype: torch.dtype, tile: Tile, order: int, live: int | None) -> None:
+    made = layer(device, dtype, 5, 3, 4, 72, 40)
+    split = splits(40)[order]
+    count = None if live is None else torch.tensor([live], dtype=torch.int32, device=device)
+    if live is not None:
+        made.rows[live:] = NAN
+    counted = made._replace(ids=made.ids[:live])
+    inner = vector.up_product(made.rows, None, made.w13, None, made.b13, made.ids, count, split, SILU, dtype, tile)
+    check_up(inner, counted, split, SILU)
+    router = torch.rand(5, 3, generator=torch.Generator().manual_seed(2)).to(device)
+    found = down_product_summed(inner, made.w2, None, made.b2, made.ids, router, count, dtype, tile)
+    routes = kept(counted.ids, 4)
+    products = down_reference.down_product(inner[routes], None, made.w2, None, made.b2, made.ids.flatten()[routes])
+    wanted = torch.zeros(5, 72, device=device).index_add_(0, routes // 3, products * router.flatten()[routes].unsqueeze(1))
+    close(found, wanted, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=on_hopper) for dtype in (torch.float16, torch.bfloat16)])
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize(("hidden", "inter"), [(256, 128), (320, 192)])
+@pytest.mark.parametrize("group", [1, 3])
+def test_wide(dtype: torch.dtype, order: int, hidden: int, inter: int, group: int) -> None:
+    made = layer("cuda", dtype, 400, 3, 4, hidden, inter)
+    split, routes = splits(inter)[order], made.ids.numel()
+    slots, block_expert = align(made.ids, None, 4, 128)
+    inner, _ = wide.up_product(made.rows, None, made.w13, None, made.b13, slots, block_expert, 3, split, OAI, dtype, group)
+    check_up(by_route(inner, slots, routes), made, split, OAI)
+    found = wide.down_product(inner, None, made.w2, None, made.b2, slots, block_expert, routes, dtype, group)
+    check_down(found, by_route(inner, slots, routes), made)

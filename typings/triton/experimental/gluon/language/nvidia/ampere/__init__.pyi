@@ -1,0 +1,1 @@
+from . import async_copy as async_copy
