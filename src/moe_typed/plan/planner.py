@@ -11,6 +11,7 @@ from ..runners import ACTIVATIONS, REFERENCE_ACTIVATIONS, SiluAndMul, SwigluOai,
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
 from ..runners.aiter import suits
 from ..runners.ascend import ASCEND_ACTIVATIONS, AscendMxFp8Weights
+from ..runners.triton import TRITON_ACTIVATIONS
 from ..table import Row
 from .aiter_wire import wire_for_aiter
 from .backends import supports
@@ -66,7 +67,7 @@ def _device_fault(problem: MoEProblem, environment: Environment, runner: RunnerN
                 return _reject(runner, RejectReason.LIBRARY_MISSING, "triton is not installed")
             if environment.device != "cuda":
                 return _reject(runner, RejectReason.DEVICE, f"it needs a CUDA device; this is {environment.device}")
-            if problem.weights.startswith("fp8") and environment.capability < _FP8_CAPABILITY:
+            if "fp8" in problem.weights and environment.capability < _FP8_CAPABILITY:
                 return _reject(runner, RejectReason.CAPABILITY, f"compute capability {environment.capability} has no fp8 matrix instruction")
         case RunnerName.AITER:
             if not environment.gfx:
@@ -97,7 +98,9 @@ def _activations(row: Acceptance) -> tuple[str, ...]:
             return REFERENCE_ACTIVATIONS
         case RunnerName.ASCEND:
             return (SiluAndMul.name,) if row.prepared is AscendMxFp8Weights else ASCEND_ACTIVATIONS
-        case RunnerName.TRITON | RunnerName.AITER:
+        case RunnerName.TRITON:
+            return TRITON_ACTIVATIONS
+        case RunnerName.AITER:
             return ACTIVATIONS
 
 
