@@ -27,7 +27,7 @@ def activate_pair(gate: tl.tensor, up: tl.tensor, alpha: tl.tensor, limit: tl.te
         value = 0.5 * gate * (1.0 + tl.erf(gate * _SQRT_HALF)) * up
     elif FORMULA == _GELU_TANH:
         # (1 + tanh(x)) / 2 is sigmoid(2 * x).
-        value = gate * tl.sigmoid(_TWICE_SQRT_2_OVER_PI * (gate + _CUBE * gate * gate * gate)) * up
+        value = gate * tl.sigmoid((gate + gate * gate * gate * _CUBE) * _TWICE_SQRT_2_OVER_PI) * up
     else:
         value = gated(gate, up, alpha, limit, shift)
     return value

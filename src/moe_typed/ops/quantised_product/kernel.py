@@ -16,7 +16,7 @@ _GROUP = tl.constexpr(MX_GROUP)
 
 
 @triton.jit
-def _scale_of(scales: tl.tensor, in_n: tl.tensor, group: tl.tensor | int, SCALE_STEP: tl.constexpr, E8M0: tl.constexpr) -> tl.tensor:
+def _scale_of(scales: tl.tensor, in_n: tl.tensor, group: int, SCALE_STEP: tl.constexpr, E8M0: tl.constexpr) -> tl.tensor:
     """Return the scales of columns for a group, float32."""
     held = tl.load(scales + group * SCALE_STEP, mask=in_n, other=0.0)
     return decode_e8m0(held.to(tl.int32)) if E8M0 else held.to(tl.float32)
@@ -32,7 +32,7 @@ def _add_piece(
     zeros: tl.tensor | None,
     is_route: tl.tensor,
     in_n: tl.tensor,
-    start: tl.tensor | int,
+    start: int,
     K: tl.constexpr,
     ROWS_E8M0: tl.constexpr,
     ROW_GROUP: tl.constexpr,

@@ -20,7 +20,8 @@ def choose_tile(rows: Rows, matrix: Matrix, routes: int, *, paired: bool) -> Til
     height = next((rows_ for rows_ in (16, 32, 64) if routes <= rows_ * matrix.data.shape[0]), 128)
     if rows.data.dtype == torch.float32:  # without tensor cores ("ieee"), registers are what runs short
         return Tile(height, 32, fitting_depth(rows, matrix, 32), 4, 2)
-    depth = fitting_depth(rows, matrix, 64 if height >= 64 or matrix.code is Code.DENSE else 128)
+    is_wide = rows.data.dtype.itemsize > 1 and (height >= 64 or matrix.code is Code.DENSE)  # pieces of at most 128 bytes a row
+    depth = fitting_depth(rows, matrix, 64 if is_wide else 128)
     warps = 8 if height == 128 else 4
     columns = 64 if paired or height <= 32 else 128
     return Tile(height, columns, depth, warps, 3, _SUPERBLOCK if height == 128 else 1)
