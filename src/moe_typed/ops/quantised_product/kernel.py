@@ -72,7 +72,7 @@ def _add_piece(
             part *= tl.load(a_by + start // ROW_GROUP * ROW_SCALE_STEP, mask=is_route, other=0.0)[:, None]
         total += part
     else:
-        total = tl.dot(a_tile, b_tile, total, input_precision="ieee", max_num_imprecise_acc=IMPRECISE)
+        total = tl.dot(a_tile, b_tile, total, input_precision="ieee", max_num_imprecise_acc=IMPRECISE, out_dtype=total.dtype)
     return total
 
 

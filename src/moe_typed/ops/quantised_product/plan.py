@@ -8,14 +8,14 @@ from ..product_plans.spec import Tile
 from .spec import Code, Matrix, Rows, scales_codes
 
 _SMALLEST_DEPTH: Final = 16  # of a matrix instruction, but for eight bits
-_SMALLEST_DEPTH_8: Final = 32
+_SMALLEST_DEPTH_8: Final = 32  # also of weights in fewer than 16 bits: Triton 3.6 makes wrong pieces of 16 of them (H200)
 _SUPERBLOCK: Final = 8  # blocks side by side where an expert has more than one
 
 
 def choose_tile(rows: Rows, matrix: Matrix, routes: int, *, paired: bool) -> Tile:
     """Return the tile. ``paired``: a program holds as many columns of gate and of up.
 
-    Raises: ValueError for groups of scales that no matrix instruction fits into: of a size that 16 does not divide.
+    Raises: ValueError for groups of scales that no matrix instruction fits into: of a size that 32 does not divide.
     """
     height = next((rows_ for rows_ in (16, 32, 64) if routes <= rows_ * matrix.data.shape[0]), 128)
     if rows.data.dtype == torch.float32:  # without tensor cores ("ieee"), registers are what runs short
@@ -37,7 +37,7 @@ def fitting_depth(rows: Rows, matrix: Matrix, most: int) -> int:
         groups.append(matrix.group)
     # Once for the whole depth is no group.
     depth = min([most, *(group & -group for group in groups if group < matrix.depth)])
-    smallest = _SMALLEST_DEPTH_8 if rows.data.dtype.itemsize == 1 else _SMALLEST_DEPTH
+    smallest = _SMALLEST_DEPTH if matrix.code is Code.DENSE else _SMALLEST_DEPTH_8
     if depth < smallest:
         raise ValueError(f"scales are for groups of {matrix.group} along the depth; the Triton kernels take multiples of {smallest}")
     return depth

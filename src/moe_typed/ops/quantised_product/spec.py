@@ -121,6 +121,8 @@ def check(rows: Rows, matrix: Matrix) -> None:
     elif rows.scale.dtype == torch.float8_e8m0fnu:
         if dtype != torch.float8_e4m3fn or rows.group != MX_GROUP:
             raise ValueError(f"rows with e8m0 scales are float8_e4m3fn in groups of {MX_GROUP}; these are {dtype} in groups of {rows.group}")
+        if code is Code.DENSE:
+            raise ValueError(f"rows with e8m0 scales are multiplied by weights in at most eight bits; these are {matrix.data.dtype}")
     elif (dtype, code) not in ((torch.float8_e4m3fn, Code.FP8), (torch.int8, Code.INT8)):
         raise ValueError(f"{dtype} rows with float32 scales are multiplied by weights of the same dtype; these are {matrix.data.dtype}")
 

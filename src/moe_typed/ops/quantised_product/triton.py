@@ -20,6 +20,7 @@ from .kernel import multiply
 from .spec import NOTHING, Code, Epilogue, Matrix, Rows, check, scales_codes
 
 _PACKED: Final = (Code.FP4, Code.INT4)
+_INTERPRETED: Final = knobs.runtime.interpret  # as when the kernels were made
 _E8M0: Final = torch.float8_e8m0fnu
 
 
@@ -74,7 +75,7 @@ def product(
 
 def as_held(tensor: Tensor) -> Tensor:
     """Return a tensor in a dtype that kernels load: e8m0 and e2m1 as bytes, and for the interpreter, which cannot convert it, e4m3 too."""
-    if tensor.dtype in (_E8M0, torch.float4_e2m1fn_x2) or (tensor.dtype == torch.float8_e4m3fn and knobs.runtime.interpret):
+    if tensor.dtype in (_E8M0, torch.float4_e2m1fn_x2) or (tensor.dtype == torch.float8_e4m3fn and _INTERPRETED):
         return tensor.view(torch.uint8)
     return tensor
 
