@@ -104,7 +104,7 @@ def test_nvfp4_is_refused() -> None:
     down, by = torch.zeros(1, 16, 8, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), torch.ones(1, 16, 1).to(torch.float8_e4m3fn)
     weights = NvFp4ExpertWeights(data, down, scale, by, torch.ones(1, 2), torch.ones(1), GateUp)
     with pytest.raises(TypeError, match=r"but for nvfp4; got NvFp4ExpertWeights"):
-        room.prepare_triton(weights)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+        room.prepare_triton(weights)  # type: ignore[call-overload]
 
 
 def test_cpu_weights_are_refused_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
