@@ -231,6 +231,50 @@ def figures_wire() -> str:
     return _table(("format", "live rows", *times, "MB sent, quantise first", "MB sent, send first"), lines)
 
 
+@attrs.frozen
+class Layered:
+    """One measured cell of the benchmark of whole layers."""
+
+    shape: str
+    format: str
+    load: str
+    tokens: int
+    graph_us: float
+    floor_us: float
+    torch_us: float | None
+    peer_us: float | None
+    peer_ratio: float | None
+
+
+@attrs.frozen
+class LayeredRun:
+    """One run of the benchmark of whole layers."""
+
+    device: str
+    torch: str
+    triton: str
+    rows: tuple[Layered, ...]
+
+
+def figures_fused_moe() -> str:
+    """Return the figures of whole layers."""
+    run = make_converter().structure(json.loads((ROOT / "benchmarks" / "results" / "h200_fused_moe.json").read_text()), LayeredRun)
+    by_place = {(cell.shape, cell.format, cell.load, cell.tokens): cell for cell in run.rows}
+    sizes = sorted({cell.tokens for cell in run.rows})
+    lines: list[tuple[str, ...]] = []
+    for shape, fmt in dict.fromkeys((cell.shape, cell.format) for cell in run.rows):
+        cells = [by_place[shape, fmt, "uniform", size] for size in sizes]
+        lines.append((f"{shape}, {fmt}", "moe_typed", *(f"{cell.graph_us:.1f} ({cell.graph_us / cell.floor_us:.2f})" for cell in cells)))
+        if cells[0].peer_us is not None:
+            lines.append(("", "best peer", *(f"{cell.peer_us:.1f} ({cell.peer_ratio:.2f})" for cell in cells)))
+        if cells[0].torch_us is not None:
+            lines.append(("", "torch grouped", *(f"{cell.torch_us:.0f} ({(cell.torch_us or 0) / cell.floor_us:.2f})" for cell in cells)))
+        zipf = [by_place[shape, fmt, "zipf", size] for size in sizes]
+        lines.append(("", "moe_typed, Zipf", *(f"{cell.graph_us:.1f} ({cell.graph_us / cell.floor_us:.2f})" for cell in zipf)))
+    head = ("layer", "how", *(f"{size} tokens" for size in sizes))
+    return f"{run.device}, torch {run.torch}, Triton {run.triton}.\n\n" + _table(head, lines)
+
+
 def _compared(other: Timed, ours: Timed) -> str:
     return "no graph" if math.isnan(other.graph_us) else f"{other.graph_us:.1f} ({other.graph_us / ours.graph_us:.1f}x)"
 
@@ -247,6 +291,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "figures-routing": figures_routing,
     "figures-quantize": figures_quantize,
     "figures-wire": figures_wire,
+    "figures-fused-moe": figures_fused_moe,
 }
 
 

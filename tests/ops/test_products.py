@@ -59,7 +59,7 @@ def kept(ids: torch.Tensor, experts: int) -> torch.Tensor:
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
-    assert float((found.float() - wanted).norm() / wanted.norm()) < tolerance
+    assert float((found.float() - wanted).square().sum() / wanted.square().sum()) < tolerance**2
     assert not bool(found.isnan().any())
 
 
@@ -133,3 +133,22 @@ def test_wide(dtype: torch.dtype, order: int, hidden: int, inter: int, group: in
     check_up(by_route(inner, slots, routes), made, split, OAI)
     found = wide.down_product(inner, None, made.w2, None, made.b2, slots, block_expert, routes, dtype, group)
     check_down(found, by_route(inner, slots, routes), made)
+
+
+def test_operands_that_do_not_fit_are_refused() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    made, split, tile = layer(device, torch.float32, 3, 2, 2, 64, 32), Split(0, 32, 1), Tile(1, 8, 64, 4, 1)
+    for rows, scale, message in [
+        (made.rows[:, :32], None, "of width 32, but the weights take torch.float32 of width 64"),
+        (made.rows.half(), None, "rows are torch.float16"),
+        (made.rows, made.rows, r"scales of the rows: \[3, 64\]; torch.float32 takes none"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            vector.up_product(rows, scale, made.w13, None, None, made.ids, None, split, SILU, torch.float32, tile)
+    with pytest.raises(ValueError, match=r"bias is \[2, 32\], expected \[2, 64\]"):
+        vector.up_product(made.rows, None, made.w13, None, made.b13[:, :32], made.ids, None, split, SILU, torch.float32, tile)
+    huge = torch.empty(1, 2**17, 2**14, device="meta")
+    with pytest.raises(ValueError, match="131072 x 16384, and places in them are counted in 32 bits"):
+        down_product_summed(made.rows, huge, None, None, made.ids, torch.rand(3, 2), None, torch.float32, tile)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        down_product_summed(made.rows, made.w2.transpose(1, 2), None, None, made.ids, torch.rand(3, 2), None, torch.float32, tile)

@@ -11,6 +11,7 @@ from .._launch import Launcher
 from .._library import custom_op
 from ..activation.spec import GROUP
 from ..align.blocks import routes_of, swizzle
+from ..product_plans.fit import require_weights
 from ..product_plans.spec import Tile
 
 _GROUP = tl.constexpr(GROUP)
@@ -35,6 +36,7 @@ def down_product(
     ``slots``, ``block_expert`` and ``live`` as up_product has them; without ``block_expert`` row s is that of route s. Rows for fp8 weights are
     fp8 with scales (K / 128, slots), or not quantised.
     """
+    require_weights(weights, weights_scale, bias)
     out = rows.new_empty((routes, weights.shape[1]), dtype=out_dtype)
     _launch(rows, rows_scale, weights, weights_scale, bias, slots, block_expert, live, top_k, list(tile), out)
     return out

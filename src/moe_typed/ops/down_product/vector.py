@@ -10,6 +10,7 @@ from torch import Tensor
 from .._launch import Launcher
 from .._library import custom_op
 from ..activation.spec import GROUP
+from ..product_plans.fit import require_weights
 from ..product_plans.spec import Tile
 
 _GROUP = tl.constexpr(GROUP)
@@ -30,6 +31,7 @@ def down_product_summed(
 
     ``rows``: (routes, K), not quantised. Dropped routes count nothing, and rows from ``live`` on are zeros, as in sum_routes.
     """
+    require_weights(weights, weights_scale, bias)
     out = rows.new_empty((topk_ids.shape[0], weights.shape[1]), dtype=out_dtype)
     _launch(rows, weights, weights_scale, bias, topk_ids, topk_weights, live, list(tile), out)
     return out

@@ -11,6 +11,7 @@ from .._launch import Launcher
 from .._library import custom_op
 from ..activation.spec import E4M3_MAX, GROUP, Gate, Split
 from ..align.blocks import routes_of, swizzle
+from ..product_plans.fit import require_rows, require_weights
 from ..product_plans.spec import Tile
 
 _E4M3_MAX = tl.constexpr(E4M3_MAX)
@@ -37,6 +38,8 @@ def up_product(
     With ``block_expert``, ``slots`` and it are as align returns them for blocks of ``tile.rows``; without, ``slots`` is topk_ids, at most ``live``
     rows of it count, and there is a row for each route. ``rows`` may have any strides. Rows of dropped routes hold anything.
     """
+    require_rows(rows, rows_scale, weights)
+    require_weights(weights, weights_scale, bias)
     count, inter = slots.numel(), weights.shape[1] // 2
     quantises = rows_scale is not None and tile.columns == GROUP
     out = rows.new_empty((count, inter), dtype=torch.float8_e4m3fn if quantises else out_dtype)

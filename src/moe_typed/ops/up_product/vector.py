@@ -10,6 +10,7 @@ from torch import Tensor
 from .._launch import Launcher
 from .._library import custom_op
 from ..activation.spec import GROUP, Gate, Split
+from ..product_plans.fit import require_rows, require_weights
 from ..product_plans.spec import Tile
 from .triton import gated
 
@@ -30,6 +31,8 @@ def up_product(
     tile: Tile,
 ) -> Tensor:
     """Return (routes, inter): the activated row of each route; see triton.up_product. For fp8, 2 * ``tile.columns`` divide 128."""
+    require_rows(rows, rows_scale, weights)
+    require_weights(weights, weights_scale, bias)
     out = rows.new_empty((topk_ids.numel(), weights.shape[1] // 2), dtype=out_dtype)
     _launch(rows, rows_scale, weights, weights_scale, bias, topk_ids, live, *split, *gate, list(tile), out)
     return out

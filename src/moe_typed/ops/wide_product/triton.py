@@ -1,6 +1,6 @@
 """Both products by the wide kernel."""
 
-from typing import Final
+from typing import Final, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -9,12 +9,17 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .._library import custom_op, device_of
 from ..activation.spec import GROUP, Gate, Split
+from ..product_plans.fit import require_rows, require_weights
 from .kernel import wide
 
 _COLUMNS: Final = 128  # of gate and of up; of the second product twice that
 _STAGES: Final = 4  # 48 KiB each
 # Registers of a thread: 2 * 128 * 232 + 128 * 40 is what an SM has. A compiled limit of 168 for all three warpgroups is where it starts from.
 _MULTIPLYING, _COPYING, _AT_START = 232, 40, 168
+
+
+class _Properties(Protocol):
+    multi_processor_count: int
 
 
 def up_product(
@@ -31,7 +36,12 @@ def up_product(
     out_dtype: torch.dtype,
     group: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """See up_product.triton.up_product, for blocks of 128 rows, and product_plans.choose.wide_takes. 16 divides the address of each row."""
+    """See up_product.triton.up_product, for blocks of 128 rows, and product_plans.choose.wide_takes.
+
+    A row has no gaps, and 16 divides its stride in bytes. ``group``: this many blocks go through the columns side by side.
+    """
+    require_rows(rows, rows_scale, weights)
+    require_weights(weights, weights_scale, bias)
     inter = weights.shape[1] // 2
     out = rows.new_empty((slots.shape[0], inter), dtype=out_dtype if rows_scale is None else rows.dtype)
     scale = None if rows_scale is None else rows.new_empty((inter // GROUP, slots.shape[0]), dtype=torch.float32)
@@ -52,6 +62,7 @@ def down_product(
     group: int,
 ) -> Tensor:
     """See down_product.triton.down_product, for blocks of 128 rows."""
+    require_weights(weights, weights_scale, bias)
     out = rows.new_empty((routes, weights.shape[1]), dtype=out_dtype)
     _launch_down(rows, rows_scale, weights, weights_scale, bias, slots, block_expert, group, out)
     return out
@@ -79,6 +90,8 @@ def _launch_up(
 ) -> None:
     if not block_expert.shape[0]:
         return
+    if rows.data_ptr() % 16:
+        rows = rows.clone()  # rare; the copies are of 16 bytes
     constants = {"UP": True, "TOP_K": top_k, "N": out.shape[1], "ROW_STRIDE": rows.stride(0), "GATE": gate, "BESIDE": up, "STEP": step}
     scalars = (rows.shape[0] * top_k, block_expert.shape[0], group, alpha, limit, shift)
     columns = _COLUMNS * step  # gate and up are brought apart, or where they come in turns, together
@@ -123,7 +136,8 @@ def _run(
     tiles = _descriptor(weights.view(-1, weights.shape[2]), columns)
     depth = 128 // weights.element_size()
     tensors = (sorted_rows, rows, rows_scale, tiles, weights_scale, bias, slots, block_expert, out, out_scale)
-    programs = torch.cuda.get_device_properties(out.device).multi_processor_count
+    properties = cast("_Properties", torch.cuda.get_device_properties(out.device))  # pyright: ignore[reportUnknownMemberType]
+    programs = properties.multi_processor_count
     known = {
         **constants,
         "K": weights.shape[2],

@@ -40,7 +40,7 @@ _TILED_TOKENS = 16  # the rows of the smallest tile: plans by rule multiply so m
 @final
 @attrs.frozen(eq=False)
 class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
-    """Run the experts as grouped GEMMs over rows that are sorted by expert."""
+    """Run the experts by the plan for the number of tokens."""
 
     name: ClassVar[str] = "triton"
     inputs: ClassVar[tuple[type[RunnerInput], ...]] = (FlatRowsInput,)
@@ -106,8 +106,8 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
 
 
 def _is_aligned(rows: Tensor) -> bool:
-    """Say whether every row lies at an address divisible by 16, without gaps, as asynchronous copies of 16 bytes need."""
-    return rows.stride(1) == 1 and not rows.stride(0) * rows.element_size() % 16 and not rows.storage_offset() * rows.element_size() % 16
+    """Say whether rows have no gaps, and a stride of whole 16 bytes, as asynchronous copies of 16 bytes need."""
+    return rows.stride(1) == 1 and not rows.stride(0) * rows.element_size() % 16
 
 
 # The first device generation whose tensor cores multiply e4m3 (Ada).
@@ -136,7 +136,10 @@ def make_runner(weights: TritonExpertWeights, activation: Activation, out_dtype:
     if split is None:
         raise UnsupportedError(f"the tuned kernels multiply pairs of gate and up; these weights have the order {weights.order.title!r}")
     layer = Layer(weights.w13.dtype, weights.num_experts, weights.hidden, weights.inter, split.step > 1)
-    return TritonRunner(weights, split, _gate(activation), out_dtype, plans_for(weights.w13.device, layer))
+    plans = plans_for(weights.w13.device, layer)
+    if weights.w13.data_ptr() % 16 or weights.w2.data_ptr() % 16:  # the copy engine's rule
+        plans = plans.without_wide()
+    return TritonRunner(weights, split, _gate(activation), out_dtype, plans)
 
 
 def _gate(activation: Activation) -> Gate:
