@@ -73,14 +73,9 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
         """Return rows, their scales, their routes, and how they are multiplied."""
         FlatRowsMeetWeights(self.weights, runner_input)
         payload, routing = runner_input.payload, runner_input.routing
-        rows, weights = payload.data, self.weights
-        if rows.dtype != weights.w13.dtype or rows.shape[1] != weights.hidden:
-            raise ValueError(
-                f"rows are {rows.dtype} of width {rows.shape[1]}, but the weights take {weights.w13.dtype} rows of width {weights.hidden}"
-            )
         scale = payload.scale if isinstance(payload, Fp8Block128Rows) else None
-        plans = self.plans if _is_aligned(rows) else self.plans.without_wide()
-        return rows, scale, routing, plans.choose(*routing.topk_ids.shape)
+        plans = self.plans if _is_aligned(payload.data) else self.plans.without_wide()
+        return payload.data, scale, routing, plans.choose(*routing.topk_ids.shape)
 
     def _operands(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None], tuple[Tensor | None, Tensor | None]]:
         """Return both matrices, their scales and their biases."""
