@@ -15,6 +15,7 @@ from cattrs.preconf.json import make_converter
 
 from moe_typed.formats import AnyConversion, Conversion, Payload, catalogue, quantizers, relayouts, round_bf16, upscalers
 from moe_typed.formats.conversions.upscale import SCALED
+from moe_typed.integrations.transformers.survey import find_experts_classes, need_of
 from moe_typed.plan import Backend, supports
 from moe_typed.plan.ways import DENSE_MODELS, bridge
 from moe_typed.runners.acceptance import ACCEPTANCE, RunnerName, accepted_by
@@ -135,6 +136,21 @@ def _diagram_of(runner_input: type[RunnerInput], rows: Iterable[Row]) -> str:
 def _output(post: Callable[..., object]) -> str:
     first = next(iter(post.__annotations__.values()))
     return str(getattr(first, "__qualname__", first))
+
+
+def transformers_classes() -> str:
+    """Return what every experts class of the installed transformers needs, classes that need the same together."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    refused: list[tuple[str, ...]] = []
+    for need in map(need_of, find_experts_classes()):
+        if need.refusal:
+            refused.append((f"`{need.experts}`", "", "", need.refusal))
+        else:
+            # Classes that bring a function of their own need the same of a runner: to call it.
+            activation = "calls its own function" if need.activation.startswith("calls ") else need.activation
+            groups.setdefault((need.weights, need.order, activation), []).append(f"`{need.experts}`")
+    rows = [(", ".join(names), f"`{weights}`", order, activation) for (weights, order, activation), names in groups.items()]
+    return _table(("classes", "weights of a bf16 model", "gate and up", "between the products"), (*rows, *refused))
 
 
 @attrs.frozen
@@ -288,6 +304,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "acceptance": acceptance,
     "transitions": transitions,
     "diagram": diagram,
+    "transformers-classes": transformers_classes,
     "figures-routing": figures_routing,
     "figures-quantize": figures_quantize,
     "figures-wire": figures_wire,

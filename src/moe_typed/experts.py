@@ -54,13 +54,18 @@ class ExpertStage(ABC, Generic[P_contra]):
         return ConvertedExperts(conversion, self)
 
     def __call__(self, dispatched: DispatchOutput[P_contra, C], /) -> C:
-        """Run the experts on a dispatch output and return the combine input of its dispatcher.
+        """Run the experts on a dispatch output and return the combine input of its dispatcher. An error of the runner ends the dispatch.
 
-        Raises: BoundaryError for a payload outside ``accepts``; UnsupportedError as ``bind``.
+        Raises: BoundaryError for a payload outside ``accepts``, and UnsupportedError as ``bind``, after which other experts may be tried.
         """
         if not isinstance(dispatched.payload, self.accepts):
             raise self.refuse(type(dispatched.payload))
-        return self.bind(type(dispatched))(dispatched)
+        run = self.bind(type(dispatched))
+        try:
+            return run(dispatched)
+        except Exception as error:
+            dispatched.fail(error)
+            raise
 
 
 @final

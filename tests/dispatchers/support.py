@@ -50,7 +50,9 @@ from moe_typed.dispatchers import (
     MoriNormalDispatcher,
     MoriV2Dispatcher,
     NixlDispatcher,
+    PairedArena,
     ReceiveCap,
+    RingArena,
     WholeArena,
 )
 from moe_typed.formats import ExpertWeights, GateUpOrder, MxFp4ExpertWeights, MxFp4Rows, MxFp8Rows, quantize_mxfp4, quantizers
@@ -316,13 +318,15 @@ def _v2_masked(group: Group, wire: str) -> object:
 
 def _deepep_ll(group: Group, wire: str) -> object:
     return DeepEPLowLatencyDispatcher(
-        low_latency_buffer(group), low_latency_wire(wire), spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64
+        low_latency_buffer(group), low_latency_wire(wire), spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64, arena=RingArena()
     )
 
 
 def _nixl(topk_idx_t: torch.dtype) -> Build:
     def build(group: Group, wire: str) -> object:
-        return NixlDispatcher(nixl_buffer(group, topk_idx_t), low_latency_wire(wire), spread_of(group), max_tokens=CAPACITY, topk_idx_t=topk_idx_t)
+        return NixlDispatcher(
+            nixl_buffer(group, topk_idx_t), low_latency_wire(wire), spread_of(group), max_tokens=CAPACITY, topk_idx_t=topk_idx_t, arena=RingArena()
+        )
 
     return build
 
@@ -330,27 +334,29 @@ def _nixl(topk_idx_t: torch.dtype) -> Build:
 def _mooncake(fallback: bool) -> Build:
     def build(group: Group, wire: str) -> object:
         buffer, active = EmulatedMooncakeBuffer(group, fallback=fallback), torch.ones(group.size(), dtype=torch.int32)
-        return MooncakeDispatcher(buffer, low_latency_wire(wire), spread_of(group), max_tokens=CAPACITY, active_ranks=active, timeout_us=-1)
+        return MooncakeDispatcher(
+            buffer, low_latency_wire(wire), spread_of(group), max_tokens=CAPACITY, active_ranks=active, timeout_us=-1, arena=RingArena()
+        )
 
     return build
 
 
 def _mori_normal(kernel: EpDispatchCombineKernelType, cap: ReceiveCap | None = None) -> Build:
     def build(group: Group, wire: str) -> object:
-        return MoriNormalDispatcher(mori_op(group, wire, kernel), WIRES[wire], residence_of(group), cap=cap or WholeArena())
+        return MoriNormalDispatcher(mori_op(group, wire, kernel), WIRES[wire], residence_of(group), cap=cap or WholeArena(), arena=PairedArena())
 
     return build
 
 
 def _mori_ll(kernel: EpDispatchCombineKernelType) -> Build:
     def build(group: Group, wire: str) -> object:
-        return MoriLowLatencyDispatcher(mori_op(group, wire, kernel), WIRES[wire], residence_of(group))
+        return MoriLowLatencyDispatcher(mori_op(group, wire, kernel), WIRES[wire], residence_of(group), arena=PairedArena())
 
     return build
 
 
 def _mori_v2(group: Group, wire: str) -> object:
-    return MoriV2Dispatcher(mori_v2_op(group, wire), WIRES[wire], residence_of(group))
+    return MoriV2Dispatcher(mori_v2_op(group, wire), WIRES[wire], residence_of(group), arena=PairedArena())
 
 
 @dataclass(frozen=True)

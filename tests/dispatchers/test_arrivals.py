@@ -30,6 +30,8 @@ from moe_typed.dispatchers import (
     MooncakeDispatcher,
     MoriNormalDispatcher,
     MoriV2Dispatcher,
+    PairedArena,
+    RingArena,
 )
 from moe_typed.formats import ScaledRows, SlabScaledRows, relayouts
 from moe_typed.routing import Routing, SlotIds, fill_nowhere, in_order, localize_by_map
@@ -207,7 +209,7 @@ def test_mori_s_result_is_its_own_unless_asked() -> None:
     for own in (True, False):
         group = World(1).group(0)
         op, residence = mori_op(group, "bf16", EpDispatchCombineKernelType.IntraNode), residence_of(group)
-        dispatcher = MoriNormalDispatcher(op, bf16_as_is, residence, own_result=own)
+        dispatcher = MoriNormalDispatcher(op, bf16_as_is, residence, own_result=own, arena=PairedArena())
         experts = experts_for(Bf16Rows, prepared(weights("bf16", LOCAL, NARROW)))
         rows, routing = batch("full", 0, LOCAL, NARROW)
         settled = fill_nowhere(in_order(from_topk(routing.topk_ids, routing.topk_weights, LOCAL)))
@@ -221,12 +223,12 @@ def test_mori_s_result_is_its_own_unless_asked() -> None:
 def test_mori_v2_offers_its_staging_where_it_gathers() -> None:
     group = World(1).group(0)
     rows, routing = batch("full", 0, LOCAL, NARROW)
-    gathering = MoriV2Dispatcher(mori_v2_op(group, "bf16"), bf16_as_is, residence_of(group))
+    gathering = MoriV2Dispatcher(mori_v2_op(group, "bf16"), bf16_as_is, residence_of(group), arena=PairedArena())
     output = gathering.dispatch(rows, fill_nowhere(in_order(routing)))
     assert output.staging is not None
     assert output.staging.shape == (CAPACITY, NARROW)
     output.handle.discard("looked at")
-    scattering = MoriV2Dispatcher(mori_v2_op(group, "bf16", "scatter"), bf16_as_is, residence_of(group))
+    scattering = MoriV2Dispatcher(mori_v2_op(group, "bf16", "scatter"), bf16_as_is, residence_of(group), arena=PairedArena())
     other = scattering.dispatch(rows, fill_nowhere(in_order(routing)))
     assert other.staging is None
     other.handle.discard("looked at")
@@ -258,7 +260,9 @@ def test_slabs_with_column_major_scales_reach_weights_in_blocks() -> None:
 
     def body(rank: int) -> Tensor:
         group = world.group(rank)
-        dispatcher = DeepEPLowLatencyDispatcher(low_latency_buffer(group), LL_FP8, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64)
+        dispatcher = DeepEPLowLatencyDispatcher(
+            low_latency_buffer(group), LL_FP8, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64, arena=RingArena()
+        )
         w = held_by(weights("fp8 block", RANKS * LOCAL, WIDE), rank)
         assert isinstance(w, Fp8Block128ExpertWeights)
         layer = dispatcher.then(Experts(prepare_reference(w)).accepting(relayouts.slab_to_row))
@@ -274,7 +278,7 @@ def test_mooncake_leaves_out_the_experts_of_a_rank_that_does_not_answer() -> Non
     world = World(2, dead=frozenset({1}))
     group, active = world.group(0), torch.ones(2, dtype=torch.int32)
     dispatcher = MooncakeDispatcher(
-        EmulatedMooncakeBuffer(group), LL_BF16, spread_of(group), max_tokens=CAPACITY, active_ranks=active, timeout_us=100
+        EmulatedMooncakeBuffer(group), LL_BF16, spread_of(group), max_tokens=CAPACITY, active_ranks=active, timeout_us=100, arena=RingArena()
     )
     w = weights("bf16", 2 * LOCAL, WIDE)
     rows, routing = batch("full", 0, 2 * LOCAL, WIDE)

@@ -23,19 +23,24 @@ from moe_typed.dispatchers import (
 )
 from moe_typed.formats import GateUpOrder, Payload
 from moe_typed.routing import Pending, Routing, Settled
-from moe_typed.runners import UnsupportedError
+from moe_typed.runners import Activation, UnsupportedError
 from moe_typed.runners.ascend import prepare_ascend_gguf
 from moe_typed.stages import HandleError, OneRank
 from tests.dispatchers.test_ascend_tp import bf16_weights
 from tests.emulation.ascend.deep_ep import EmulatedAscendBuffer
+from tests.emulation.ascend.extension import EmulatedAscendExtensionOps
 from tests.emulation.world import World
-from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, Weights, emulated, error, expected, experts_of, randn, routing
+from tests.runners.ascend.support import ACTIVATIONS, EXPERTS, HIDDEN, SCHEMES, Weights, emulated, error, expected, experts_of, randn, routing
 
 RANKS, MOST = 2, 16
 TOKENS = (9, 5)  # of each rank
 
 WIRES: dict[str, NpuWire[Any]] = {"bf16": NPU_BF16, "int8": NPU_INT8, "mxfp8": NPU_MXFP8}
-CELLS = [(name, "bf16") for name in ("bf16", "w8a8", "w4a4", "awq", "mxfp8")] + [("w8a8", "int8"), ("w4a8", "int8"), ("mxfp8", "mxfp8")]
+CELLS = [
+    *((name, "bf16") for name in ("bf16", "w8a8", "w4a8", "w4a4", "awq", "gptq", "compressed", "mxfp8", "mxfp4")),
+    *((name, "int8") for name in ("w8a8", "w4a8")),
+    *((name, "mxfp8") for name in ("mxfp8", "mxfp4")),
+]
 
 
 def normal(buffer: EmulatedAscendBuffer, wire: NpuWire[Any], rank: int) -> Dispatcher[Bf16Rows, Any, Any, PhysicalIds]:
@@ -82,6 +87,24 @@ def test_a_layer_over_two_ranks_is_the_reference_s(make: Make, name: str, wire: 
     for output, wanted in world.run(layer):
         assert output.dtype == torch.bfloat16
         assert 0 < error(output, wanted) < 1.5 * SCHEMES[name].error  # few rows, and what is combined was rounded once more
+
+
+@both_modes
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:], ids=lambda activation: activation.name)
+@pytest.mark.parametrize(("name", "wire", "sorted_by_extension"), [("bf16", "bf16", False), ("w4a8", "int8", False), ("w4a8", "int8", True)])
+def test_a_layer_with_every_activation(make: Make, activation: Activation, name: str, wire: str, sorted_by_extension: bool) -> None:
+    weights, world = SCHEMES[name].weights(), World(RANKS)
+
+    def layer(rank: int) -> tuple[Tensor, Tensor]:
+        extension = EmulatedAscendExtensionOps() if sorted_by_extension else None
+        rows = Bf16Rows(randn(rank, TOKENS[rank], HIDDEN).bfloat16())
+        dispatcher = make(EmulatedAscendBuffer(world.group(rank)), WIRES[wire], rank)
+        experts = experts_of(local(weights, rank), emulated(), activation, extension)
+        output = dispatcher.then(experts)(rows, physical(TOKENS[rank], rank, 3, TOKENS[rank]))
+        return output, expected(rows.data, routing(TOKENS[rank], 3, seed=rank), weights, activation)
+
+    for output, wanted in world.run(layer):
+        assert 0 < error(output, wanted) < 1.5 * SCHEMES[name].error
 
 
 @both_modes
@@ -195,6 +218,12 @@ class TestRefusals:
         experts = Experts(prepare_ascend_gguf(bf16_weights(), OneRank(), emulated()))
         with pytest.raises(UnsupportedError, match="must have the same rows"):
             dispatcher.then(experts)
+
+    @both_modes
+    def test_a_buffer_over_other_ranks_than_the_experts(self, make: Make) -> None:
+        dispatcher = make(EmulatedAscendBuffer(World(1).group(0)), NPU_BF16, 0)
+        with pytest.raises(LibraryError, match="counts of 3 local experts were expected"):
+            dispatcher.dispatch(Bf16Rows(randn(1, 3, HIDDEN).bfloat16()), physical(3, 1, 2, 3))
 
     def test_no_room_at_all(self) -> None:
         with pytest.raises(ValueError, match="max_tokens must be positive"):

@@ -1,20 +1,44 @@
 """Experts cut among ranks on the NPU: sums that are owed and sums that are not, dispatches in flight, dtypes that are kept."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from moe_typed import Bf16ExpertWeights, Bf16Rows, BoundaryError, Experts, Fp16Rows, Fp32Rows, GateUp, SiluAndMul, debug, prepare_reference
-from moe_typed.dispatchers import AscendTPDispatcher, as_int8, as_they_are, as_they_are_v1, on_310p
-from moe_typed.formats import AwqExpertWeights, Fp16ExpertWeights, Int8ChannelExpertWeights, Int8TokenRows, ModelSlimW4A8ExpertWeights, shard_inter
+from moe_typed import Bf16ExpertWeights, Bf16Rows, BoundaryError, Experts, Fp16Rows, Fp32Rows, GateUp, SiluAndMul, UpGate, debug, prepare_reference
+from moe_typed.dispatchers import AscendTPDispatcher, TPRouting, as_int8, as_they_are, as_they_are_v1, on_310p
+from moe_typed.formats import (
+    AwqExpertWeights,
+    CompressedInt4ExpertWeights,
+    Fp16ExpertWeights,
+    GptqExpertWeights,
+    Int8ChannelExpertWeights,
+    Int8TokenRows,
+    ModelSlimW4A8ExpertWeights,
+    shard_inter,
+)
 from moe_typed.routing import Pending, Routing
-from moe_typed.runners import UnsupportedError
+from moe_typed.runners import Activation, UnsupportedError
 from moe_typed.runners.ascend import prepare_ascend, prepare_ascend_fp16, prepare_ascend_gguf
-from moe_typed.stages import CompleteResult, GroupEnds, HandleError, OneRank, PartialResult, RankResult, TensorParallel
+from moe_typed.stages import (
+    AscendTPCombineInput,
+    AscendTPDispatchOutput,
+    CompleteResult,
+    GroupCounts,
+    GroupEnds,
+    HandleError,
+    OneRank,
+    PartialResult,
+    RankResult,
+    SummandRows,
+    TensorParallel,
+)
 from tests.emulation.ascend.misuse import Device
+from tests.emulation.ascend.ops import EmulatedAscendOps
 from tests.emulation.world import World
-from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, dense, emulated, error, expected, experts_of, randn, routing
+from tests.runners.ascend.support import ACTIVATIONS, EXPERTS, HIDDEN, SCHEMES, Weights, dense, emulated, error, expected, experts_of, randn, routing
 
 ROWS = Bf16Rows(randn(3, 12, HIDDEN).bfloat16())
 
@@ -64,6 +88,26 @@ def test_two_ranks_add_up_their_parts(name: str) -> None:
     first, second = world.run(layer)
     assert torch.equal(first, second)
     assert 0 < error(first, expected(ROWS.data, routing(12, 3), weights, SiluAndMul())) < 1.5 * SCHEMES[name].error
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:], ids=lambda activation: activation.name)
+@pytest.mark.parametrize("name", ["w8a8", "w4a8", "gguf"])
+def test_two_ranks_agree_with_every_activation(name: str, activation: Activation) -> None:
+    """Of int8 rows, and of GGUF's gathered columns."""
+    scheme = SCHEMES["bf16" if name == "gguf" else name]
+    weights, world = scheme.weights(inter=128), World(2)
+
+    def layer(rank: int) -> Tensor:
+        ops, ranks = emulated(), Ranks(world, rank)
+        if name == "gguf":
+            assert isinstance(weights, Bf16ExpertWeights)
+            experts = Experts(prepare_ascend_gguf(weights, ranks, ops), activation)
+            return AscendTPDispatcher(as_they_are(Bf16Rows, ops)).then(experts)(ROWS, routing(12, 3)).completed(ranks)
+        part = experts_of(shard_inter(weights, rank, 2), ops, activation)
+        return AscendTPDispatcher(as_int8(ops)).then(part)(ROWS, routing(12, 3)).completed(ranks)
+
+    for output in world.run(layer):
+        assert 0 < error(output, expected(ROWS.data, routing(12, 3), weights, activation)) < 1.5 * scheme.error
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -116,6 +160,13 @@ class TestDtypes:
         assert output.dtype == torch.float16
         assert 0 < error(output, expected(rows.data, routing(12, 3), weights, SiluAndMul())) < 0.02
 
+    def test_what_another_runner_makes_of_int8_rows_is_brought_to_it(self) -> None:
+        weights, rows = SCHEMES["w8a8"].weights(), Fp16Rows(ROWS.data.half())
+        assert isinstance(weights, Int8ChannelExpertWeights)
+        output = AscendTPDispatcher(as_int8(emulated())).then(Experts(prepare_reference(weights)))(rows, routing(12, 3)).completed(OneRank())
+        assert output.dtype == torch.float16
+        assert 0 < error(output, expected(rows.data, routing(12, 3), weights, SiluAndMul())) < 0.02
+
     def test_scales_for_bf16_do_not_give_fp16(self) -> None:
         weights, ops = SCHEMES["w8a8"].weights(), emulated()
         assert isinstance(weights, Int8ChannelExpertWeights)
@@ -123,11 +174,11 @@ class TestDtypes:
         with pytest.raises(UnsupportedError, match=r"give torch\.bfloat16, and torch\.float16 was asked for: scales in bf16 go with bf16"):
             layer(Fp16Rows(ROWS.data.half()), routing(12, 3))
 
-    @pytest.mark.parametrize("name", ["w4a8", "awq"])
+    @pytest.mark.parametrize("name", ["w4a8", "awq", "gptq", "compressed"])
     def test_other_quantised_weights_of_an_fp16_model(self, name: str) -> None:
         weights, ops, rows = SCHEMES[name].weights(), emulated(), Fp16Rows(ROWS.data.half())
         dispatcher = AscendTPDispatcher(as_they_are(Fp16Rows, ops))
-        if isinstance(weights, AwqExpertWeights):
+        if isinstance(weights, AwqExpertWeights | GptqExpertWeights | CompressedInt4ExpertWeights):
             output = dispatcher.then(Experts(prepare_ascend_fp16(weights, ops)))(rows, routing(12, 3)).hidden_states
         else:
             assert isinstance(weights, ModelSlimW4A8ExpertWeights)
@@ -179,6 +230,59 @@ def test_payloads_that_the_weights_do_not_take_are_refused_when_the_layer_is_bui
     experts = Experts(prepare_ascend(bf16_weights(), ops))
     with pytest.raises(BoundaryError, match=r"payload is Int8TokenRows .* but AscendBf16Weights takes Bf16Rows"):
         AscendTPDispatcher(as_int8(ops)).then(experts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [as_they_are, as_they_are_v1])
+@pytest.mark.parametrize("tokens", [0, 5, 15])
+def test_the_routing_of_other_rows_is_refused(
+    make: Callable[[type[Bf16Rows], EmulatedAscendOps], TPRouting[Bf16Rows, Bf16Rows]], tokens: int
+) -> None:
+    """Routing v1 would take a row modulo their number, and nothing would raise."""
+    with debug("off"), pytest.raises(BoundaryError, match=rf"Routing\.topk_ids: is of {tokens} rows, but 12 are dispatched"):
+        AscendTPDispatcher(make(Bf16Rows, emulated())).dispatch(ROWS, routing(tokens, 2))
+
+
+class TestBoundaries:
+    """What is made by hand, or kept of another batch."""
+
+    def test_every_row_is_a_route_s(self) -> None:
+        dispatched = AscendTPDispatcher(as_they_are(Bf16Rows, emulated())).dispatch(ROWS, routing(12, 2))
+        payload, index, handle = dispatched.payload, dispatched.index, dispatched.handle
+        with debug("values"):
+            with pytest.raises(BoundaryError, match="are of 6 rows, but each of the 24 is a route's"):
+                AscendTPDispatchOutput(payload, GroupCounts(torch.tensor([1, 2, 3, 0, 0, 0])), index, routing(12, 2), torch.bfloat16, handle)
+            with pytest.raises(BoundaryError, match="is of 9 tokens and 2 routes each, but there are 24 rows"):
+                AscendTPDispatchOutput(payload, dispatched.groups, index, routing(9, 2), torch.bfloat16, handle)
+            with pytest.raises(BoundaryError, match="is of 12 tokens and 3 routes each, but there are 24 rows"):
+                AscendTPCombineInput(SummandRows(payload.data), dispatched.groups, index, routing(12, 3), torch.bfloat16, handle)
+        handle.discard("the test ends")
+
+
+def test_a_route_to_nowhere_among_others_adds_nothing() -> None:
+    """It is sorted to expert 0, whose result combine leaves out, whatever its weight."""
+    ops, weights, routes = emulated(), bf16_weights(), routing(12, 3)
+    ids = torch.where(torch.arange(36).view(12, 3) % 5 == 0, -1, routes.topk_ids)
+    holes = Routing(ids, routes.topk_weights, routes.space, EXPERTS, routes.scaling, True, 12)
+    with debug("values"):
+        output = AscendTPDispatcher(as_they_are(Bf16Rows, ops)).then(Experts(prepare_ascend(weights, ops)))(ROWS, holes).hidden_states
+    assert 0 < error(output, expected(ROWS.data, holes, weights, SiluAndMul())) < 0.006
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", ["bf16", "awq", "compressed"])
+def test_biases_are_added_and_once(name: str, size: int) -> None:
+    """That of the second product by one rank alone."""
+    plain, world = SCHEMES[name].weights(UpGate, inter=128), World(size)
+    fields = {**vars(plain), "b13": randn(5, EXPERTS, 256).bfloat16(), "b2": randn(6, EXPERTS, HIDDEN).bfloat16()}
+    weights: Weights = type(plain)(**fields)
+
+    def layer(rank: int) -> Tensor:
+        ops = emulated()
+        experts = experts_of(shard_inter(weights, rank, size), ops)
+        return AscendTPDispatcher(as_they_are(Bf16Rows, ops)).then(experts)(ROWS, routing(12, 3)).completed(Ranks(world, rank))
+
+    for output in world.run(layer):
+        assert 0 < error(output, expected(ROWS.data, routing(12, 3), weights, SiluAndMul())) < 0.006
 
 
 def test_rows_of_other_sizes_are_refused() -> None:

@@ -2,13 +2,14 @@
 
 import gc
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import Bf16Rows, CombineInput, DispatchOutput, Payload, bf16_as_is
+from moe_typed import Bf16Rows, BoundaryError, CombineInput, DispatchOutput, Payload, Routing, bf16_as_is
 from moe_typed.dispatchers import (
     LL_BF16,
     ArenaError,
@@ -19,7 +20,7 @@ from moe_typed.dispatchers import (
     PairedArena,
     RingArena,
 )
-from moe_typed.routing import fill_nowhere, in_order
+from moe_typed.routing import PhysicalIds, fill_nowhere, in_order
 from moe_typed.stages import DeepEPLLHandle, HandleError, HandleWarning
 from tests.dispatchers.support import (
     CAPACITY,
@@ -123,6 +124,7 @@ class BrokenBuffer:
 
     def __init__(self, group: Group) -> None:
         self._inner = low_latency_buffer(group)
+        self.rank, self.group_size = group.rank(), group.size()
         self.low_latency_dispatch = self._inner.low_latency_dispatch
 
     def low_latency_combine(
@@ -140,7 +142,9 @@ class BrokenBuffer:
 
 def test_a_failed_combine_ends_the_handle() -> None:
     group = World(1).group(0)
-    dispatcher = DeepEPLowLatencyDispatcher(BrokenBuffer(group), LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64)
+    dispatcher = DeepEPLowLatencyDispatcher(
+        BrokenBuffer(group), LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int64, arena=RingArena()
+    )
     rows, routing = batch("full", 0, LOCAL, WIDE)
     experts = experts_for(Bf16Rows, prepared(weights("bf16", LOCAL, WIDE)))
     results = experts(dispatcher.dispatch(rows, slots(SETUPS["deepep ll"], routing)))
@@ -148,6 +152,23 @@ def test_a_failed_combine_ends_the_handle() -> None:
         dispatcher.combine(results)
     with pytest.raises(HandleError, match=r"ended with an error \(RuntimeError: timed out\)"):
         dispatcher.combine(results)
+
+
+# ---- origins -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in SETUPS if name.startswith(("deepep ll", "mooncake", "nixl", "mori"))])
+def test_weights_come_home_with_the_ids_that_they_were_sent_with(name: str) -> None:
+    """A routing of the same shape with other ids would be combined without a word: the ids are the handle's, the weights those of the origin."""
+    here = Rank(name, World(1).group(0))
+    dispatched = here.dispatch()
+    results = here.experts(dispatched)
+    sent = cast("Routing[PhysicalIds]", vars(results)["origin"])
+    other = attrs.evolve(sent, topk_ids=sent.topk_ids.flip(1))
+    with pytest.raises(BoundaryError, match=rf"CombineInput\.origin: is the routing {id(other):#x} .* dispatched by the routing {id(sent):#x}"):
+        here.dispatcher.combine(cast("Callable[..., CombineInput]", attrs.evolve)(results, origin=other))
+    with pytest.raises(HandleError, match="ended with an error"):
+        here.dispatcher.combine(results)
 
 
 # ---- arenas -------------------------------------------------------------------------------------------------------------------------
@@ -241,7 +262,9 @@ def test_a_repr_names_the_class_the_wire_and_the_rank(name: str) -> None:
 def test_a_repr_shows_what_changes_numbers() -> None:
     group = World(1).group(0)
     buffer, spread = low_latency_buffer(group), spread_of(group)
-    assert "use_logfmt" in repr(DeepEPLowLatencyDispatcher(buffer, LL_BF16, spread, max_tokens=4, topk_idx_t=torch.int64, use_logfmt=True))
+    assert "use_logfmt" in repr(
+        DeepEPLowLatencyDispatcher(buffer, LL_BF16, spread, max_tokens=4, topk_idx_t=torch.int64, use_logfmt=True, arena=RingArena())
+    )
     assert "quant_type='none'" in repr(Rank("mori normal", group).dispatcher)
     assert "expert_alignment=4" in repr(Rank("deepep normal", group).dispatcher)
     assert "max_tokens=4" in repr(DeepEPNormalDispatcher(EmulatedBuffer(group), bf16_as_is, spread, topk_idx_t=torch.int64, max_tokens=4))

@@ -21,6 +21,8 @@ from moe_typed.dispatchers import (
     MooncakeDispatcher,
     MoriNormalDispatcher,
     NixlDispatcher,
+    PairedArena,
+    RingArena,
 )
 from moe_typed.dispatchers.wire import from_words, in_words, zero_row
 from moe_typed.formats import Fp8Block128Rows, Fp8Block128SlabRows, Payload, quantize_mxfp4, quantize_mxfp8
@@ -83,11 +85,15 @@ def test_mooncake_on_the_path_that_was_not_declared(fallback: bool, says: str) -
     rows, routing = batch("full", 0, LOCAL, WIDE)
     declared = LL_FP8 if fallback else LL_FP8_ROWS
     with pytest.raises(LibraryError, match=says):
-        MooncakeDispatcher(buffer, declared, spread, max_tokens=CAPACITY, active_ranks=None, timeout_us=-1).dispatch(rows, in_order(routing))
+        MooncakeDispatcher(buffer, declared, spread, max_tokens=CAPACITY, active_ranks=None, timeout_us=-1, arena=RingArena()).dispatch(
+            rows, in_order(routing)
+        )
 
 
 class LyingNixl:
     """A buffer of as many local experts as it likes, without hooks."""
+
+    rank, group_size = 0, 1
 
     def __init__(self, experts: int, counts: int) -> None:
         self.experts, self.counts = experts, counts
@@ -116,7 +122,7 @@ class LyingNixl:
 @pytest.mark.parametrize(("experts", "counts"), [(LOCAL + 1, LOCAL + 1), (LOCAL, LOCAL + 1)])
 def test_slabs_of_other_experts(experts: int, counts: int) -> None:
     group = one_rank()
-    dispatcher = NixlDispatcher(LyingNixl(experts, counts), LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int32)
+    dispatcher = NixlDispatcher(LyingNixl(experts, counts), LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int32, arena=RingArena())
     rows, routing = batch("full", 0, LOCAL, WIDE)
     with pytest.raises(LibraryError, match=rf"slabs of {LOCAL} local experts were expected, and {experts} with counts \({counts},\) came"):
         dispatcher.dispatch(rows, in_order(routing))
@@ -124,7 +130,7 @@ def test_slabs_of_other_experts(experts: int, counts: int) -> None:
 
 def test_a_hook_that_was_asked_for_and_did_not_come() -> None:
     group = one_rank()
-    dispatcher = NixlDispatcher(LyingNixl(LOCAL, LOCAL), LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int32)
+    dispatcher = NixlDispatcher(LyingNixl(LOCAL, LOCAL), LL_BF16, spread_of(group), max_tokens=CAPACITY, topk_idx_t=torch.int32, arena=RingArena())
     rows, routing = batch("full", 0, LOCAL, WIDE)
     with pytest.raises(LibraryError, match="a receive hook was asked for"):
         dispatcher.start_dispatch(rows, in_order(routing))
@@ -165,6 +171,8 @@ def test_a_row_of_zero_bytes(dtype: torch.dtype) -> None:
 class SilentNormal:
     """A buffer that forgets ids, as it does for a cached layout."""
 
+    rank, group_size = 0, 1
+
     def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor, object]:
         return topk_idx, None, topk_idx, topk_idx, None
 
@@ -197,6 +205,8 @@ class SilentHandle:
 
 class SilentElastic:
     """A buffer that forgets ids and weights."""
+
+    rank_idx, num_ranks = 0, 1
 
     def dispatch(
         self,
@@ -233,7 +243,7 @@ def test_routes_that_did_not_arrive() -> None:
 def test_a_library_that_fails_in_dispatch_leaves_a_pair_to_be_reset() -> None:
     group = one_rank()
     op = mori_op(group, "bf16", EpDispatchCombineKernelType.IntraNode)
-    dispatcher = MoriNormalDispatcher(op, bf16_as_is, residence_of(group))
+    dispatcher = MoriNormalDispatcher(op, bf16_as_is, residence_of(group), arena=PairedArena())
     rows, routing = batch("full", 0, LOCAL, NARROW)
     routes = fill_nowhere(in_order(routing))
     op.config.max_num_inp_token_per_rank = 99  # the dispatcher lets through what the arena cannot hold

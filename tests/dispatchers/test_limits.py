@@ -19,8 +19,10 @@ from moe_typed.dispatchers import (
     MoriNormalDispatcher,
     MoriV2Dispatcher,
     NixlDispatcher,
+    PairedArena,
     ReceiveCap,
     ReceiveCapError,
+    RingArena,
     VerifiedCap,
 )
 from moe_typed.formats import quantizers
@@ -121,23 +123,23 @@ def test_wires_that_a_library_does_not_have() -> None:
     group = one_rank()
     spread = spread_of(group)
     with pytest.raises(UnsupportedError, match="NIXL has no wire LL_FP8_ROWS; it has LL_BF16, LL_FP8, LL_FP8_UE8M0"):
-        NixlDispatcher(nixl_buffer(group), low_latency_wire("rows"), spread, max_tokens=CAPACITY, topk_idx_t=torch.int32)
+        NixlDispatcher(nixl_buffer(group), low_latency_wire("rows"), spread, max_tokens=CAPACITY, topk_idx_t=torch.int32, arena=RingArena())
     mooncake = EmulatedMooncakeBuffer(group)
     with pytest.raises(UnsupportedError, match="Mooncake has no wire LL_FP8_UE8M0"):
-        MooncakeDispatcher(mooncake, low_latency_wire("ue8m0"), spread, max_tokens=CAPACITY, active_ranks=None, timeout_us=-1)
+        MooncakeDispatcher(mooncake, low_latency_wire("ue8m0"), spread, max_tokens=CAPACITY, active_ranks=None, timeout_us=-1, arena=RingArena())
     with pytest.raises(UnsupportedError, match="DeepEP normal cannot carry Fp8Block128PackedRows"):
         DeepEPNormalDispatcher(EmulatedBuffer(group), quantizers.fp8_block128_packed, spread, topk_idx_t=torch.int64)
     with pytest.raises(UnsupportedError, match="DeepEP V2 cannot carry MxFp8SwizzledRows"):
         DeepEPv2PlainDispatcher(elastic_buffer(group), quantizers.mxfp8_swizzled, spread, max_tokens=4, topk_idx_t=torch.int64)
     with pytest.raises(UnsupportedError, match="MoRI cannot carry Fp8TokenRows"):
-        MoriNormalDispatcher(mori_op(group, "bf16", Kernel.IntraNode), quantizers.fp8_token, residence_of(group))
+        MoriNormalDispatcher(mori_op(group, "bf16", Kernel.IntraNode), quantizers.fp8_token, residence_of(group), arena=PairedArena())
 
 
 def test_sizes_that_kernels_refuse() -> None:
     group = one_rank()
     spread = spread_of(group)
     with pytest.raises(ValueError, match="1 ranks of 3 rows make no multiple of 4 rows"):
-        NixlDispatcher(nixl_buffer(group), LL_BF16, spread, max_tokens=3, topk_idx_t=torch.int32)
+        NixlDispatcher(nixl_buffer(group), LL_BF16, spread, max_tokens=3, topk_idx_t=torch.int32, arena=RingArena())
     with pytest.raises(ValueError, match="must be positive"):
         DeepEPNormalDispatcher(EmulatedBuffer(group), bf16_as_is, spread, topk_idx_t=torch.int64, max_tokens=0)
     with pytest.raises(ValueError, match="must be positive"):
@@ -148,7 +150,9 @@ def test_sizes_that_kernels_refuse() -> None:
 def test_a_health_mask_that_mooncake_would_replace(active: Tensor) -> None:
     group = one_rank()
     with pytest.raises(ValueError, match="active_ranks must be int32"):
-        MooncakeDispatcher(EmulatedMooncakeBuffer(group), LL_BF16, spread_of(group), max_tokens=4, active_ranks=active, timeout_us=-1)
+        MooncakeDispatcher(
+            EmulatedMooncakeBuffer(group), LL_BF16, spread_of(group), max_tokens=4, active_ranks=active, timeout_us=-1, arena=RingArena()
+        )
 
 
 def test_scales_of_no_whole_number_of_words() -> None:
@@ -173,30 +177,30 @@ def test_configs_of_mori_that_lose_or_misread_rows() -> None:
     group = one_rank()
     residence = residence_of(group)
     with pytest.raises(ValueError, match=f"needs scale_dim={NARROW // 32} and scale_type_size=1; the op was made with 0 and 0"):
-        MoriNormalDispatcher(altered(group), quantize_mxfp8, residence)
+        MoriNormalDispatcher(altered(group), quantize_mxfp8, residence, arena=PairedArena())
     with pytest.raises(ValueError, match="Bf16Rows of 256 values needs scale_dim=0"):
-        MoriNormalDispatcher(mori_op(group, "fp8", Kernel.IntraNode), bf16_as_is, residence)
+        MoriNormalDispatcher(mori_op(group, "fp8", Kernel.IntraNode), bf16_as_is, residence, arena=PairedArena())
     with pytest.raises(ValueError, match="max_token_type_size must be 2 or more"):
-        MoriNormalDispatcher(altered(group, max_token_type_size=1), bf16_as_is, residence)
+        MoriNormalDispatcher(altered(group, max_token_type_size=1), bf16_as_is, residence, arena=PairedArena())
     with pytest.raises(ValueError, match="use_external_inp_buf=False"):
-        MoriNormalDispatcher(altered(group, use_external_inp_buf=False), bf16_as_is, residence)
+        MoriNormalDispatcher(altered(group, use_external_inp_buf=False), bf16_as_is, residence, arena=PairedArena())
     with pytest.raises(ValueError, match="IntraNodeLL looks at 8 routes"):
-        MoriLowLatencyDispatcher(altered(group, Kernel.IntraNodeLL, num_experts_per_token=9), bf16_as_is, residence)
+        MoriLowLatencyDispatcher(altered(group, Kernel.IntraNodeLL, num_experts_per_token=9), bf16_as_is, residence, arena=PairedArena())
     with pytest.raises(UnsupportedError, match="the op's kernel is AsyncLL, and this dispatcher is for IntraNode, InterNode, InterNodeV1"):
-        MoriNormalDispatcher(altered(group, Kernel.AsyncLL), bf16_as_is, residence)
+        MoriNormalDispatcher(altered(group, Kernel.AsyncLL), bf16_as_is, residence, arena=PairedArena())
     with pytest.raises(UnsupportedError, match="the op's kernel is IntraNode"):
-        MoriLowLatencyDispatcher(altered(group), bf16_as_is, residence)
+        MoriLowLatencyDispatcher(altered(group), bf16_as_is, residence, arena=PairedArena())
     with pytest.raises(ValueError, match="the residence is of 2 of 4 slots, but the op's of 2 of 2"):
-        MoriNormalDispatcher(altered(group), bf16_as_is, residence_of(World(2).group(1)))
+        MoriNormalDispatcher(altered(group), bf16_as_is, residence_of(World(2).group(1)), arena=PairedArena())
     op = mori_v2_op(group, "mxfp8")
     op.cfg.dispatch_data_type = torch.bfloat16
     with pytest.raises(ValueError, match=r"this one was made for torch\.bfloat16 and torch\.bfloat16"):
-        MoriV2Dispatcher(op, quantize_mxfp8, residence)
+        MoriV2Dispatcher(op, quantize_mxfp8, residence, arena=PairedArena())
 
 
 def test_rows_of_another_width_or_number_of_routes() -> None:
     group = one_rank()
-    dispatcher = MoriNormalDispatcher(altered(group), bf16_as_is, residence_of(group))
+    dispatcher = MoriNormalDispatcher(altered(group), bf16_as_is, residence_of(group), arena=PairedArena())
     rows, routing = batch("full", 0, LOCAL, NARROW)
     routes = fill_nowhere(in_order(routing))
     with pytest.raises(ValueError, match=f"{NARROW} values and {TOPK} routes; got 64 and {TOPK}"):
@@ -208,7 +212,7 @@ def test_rows_of_another_width_or_number_of_routes() -> None:
 
 def test_a_route_to_nowhere_is_refused_by_mori() -> None:
     group = one_rank()
-    dispatcher = MoriNormalDispatcher(altered(group), bf16_as_is, residence_of(group))
+    dispatcher = MoriNormalDispatcher(altered(group), bf16_as_is, residence_of(group), arena=PairedArena())
     rows, routing = batch("full", 0, LOCAL, NARROW)
     padded: Routing[PaddedPhysicalIds] = in_order(routing)
     with pytest.raises(BoundaryError, match="is PaddedPhysicalIds, expected PhysicalIds"):
@@ -233,12 +237,12 @@ def capped(cap: ReceiveCap, kind: str = "normal") -> list[tuple[int, Tensor]]:
         rows, routing = batch("mixed", rank, 2 * LOCAL, NARROW)
         routes, experts = fill_nowhere(in_order(routing)), Experts(prepared(held_by(w, rank)))
         if kind == "v2":
-            v2 = MoriV2Dispatcher(mori_v2_op(group, "bf16"), bf16_as_is, residence_of(group), cap=cap)
+            v2 = MoriV2Dispatcher(mori_v2_op(group, "bf16"), bf16_as_is, residence_of(group), cap=cap, arena=PairedArena())
             dispatched = v2.dispatch(rows, routes)
             assert dispatched.staging is not None
             assert dispatched.staging.shape[0] == dispatched.payload.rows == dispatched.routing.topk_ids.shape[0]
             return dispatched.payload.rows, v2.combine(experts(dispatched))
-        normal = MoriNormalDispatcher(mori_op(group, "bf16", Kernel.IntraNode), bf16_as_is, residence_of(group), cap=cap)
+        normal = MoriNormalDispatcher(mori_op(group, "bf16", Kernel.IntraNode), bf16_as_is, residence_of(group), cap=cap, arena=PairedArena())
         received = normal.dispatch(rows, routes)
         return received.payload.rows, normal.combine(experts(received))
 
@@ -264,7 +268,9 @@ def test_a_cap_cuts_what_nothing_arrives_in(cap: ReceiveCap, rows: int, kind: st
 def test_senders_that_cannot_be_so_are_refused_before_anything_is_sent(counts: tuple[int, ...]) -> None:
     def body(rank: int) -> None:
         group = world.group(rank)
-        dispatcher = MoriNormalDispatcher(mori_op(group, "bf16", Kernel.IntraNode), bf16_as_is, residence_of(group), cap=senders(counts))
+        dispatcher = MoriNormalDispatcher(
+            mori_op(group, "bf16", Kernel.IntraNode), bf16_as_is, residence_of(group), cap=senders(counts), arena=PairedArena()
+        )
         rows, routing = batch("mixed", rank, 2 * LOCAL, NARROW)
         if rank == 0:
             with pytest.raises(ValueError, match="sender_rows"):
@@ -279,7 +285,9 @@ def test_a_guess_that_was_too_low_is_refused_and_ends_the_dispatch() -> None:
 
     def body(rank: int) -> None:
         group = world.group(rank)
-        dispatcher = MoriNormalDispatcher(mori_op(group, "bf16", Kernel.IntraNode), bf16_as_is, residence_of(group), cap=VerifiedCap(1))
+        dispatcher = MoriNormalDispatcher(
+            mori_op(group, "bf16", Kernel.IntraNode), bf16_as_is, residence_of(group), cap=VerifiedCap(1), arena=PairedArena()
+        )
         rows, routing = batch("full", rank, 2 * LOCAL, NARROW)
         with pytest.raises(ReceiveCapError, match=r"\d rows arrived, and the cap is 1"):
             dispatcher.dispatch(rows, fill_nowhere(in_order(routing)))

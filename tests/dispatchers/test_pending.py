@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe_typed import DispatchOutput, Payload, UnsupportedError
-from moe_typed.dispatchers import MoriLowLatencyDispatcher, PendingCombine, PendingDispatch, SlabDispatcher
+from moe_typed.dispatchers import MoriLowLatencyDispatcher, PairedArena, PendingCombine, PendingDispatch, SlabDispatcher
 from moe_typed.routing import fill_nowhere, in_order
 from moe_typed.stages import Handle, HandleError, SlabCombineInput
 from tests.dispatchers.support import (
@@ -63,7 +63,7 @@ def test_mori_s_kernel_that_receives_by_itself(wire: str) -> None:
 
     def body(rank: int) -> Tensor:
         group = world.group(rank)
-        dispatcher = MoriLowLatencyDispatcher(mori_op(group, wire, Kernel.AsyncLL), WIRES[wire], residence_of(group))
+        dispatcher = MoriLowLatencyDispatcher(mori_op(group, wire, Kernel.AsyncLL), WIRES[wire], residence_of(group), arena=PairedArena())
         experts = experts_for(dispatcher.payload, prepared(held_by(weights("bf16", 2 * LOCAL, setup.hidden), rank)))
         rows, routing = batch("mixed", rank, 2 * LOCAL, setup.hidden)
         dispatched = dispatcher.start_dispatch(rows, fill_nowhere(in_order(routing))).wait()
@@ -75,7 +75,7 @@ def test_mori_s_kernel_that_receives_by_itself(wire: str) -> None:
 
 def test_mori_s_other_kernels_cannot_be_started() -> None:
     group = World(1).group(0)
-    dispatcher = MoriLowLatencyDispatcher(mori_op(group, "bf16", Kernel.IntraNodeLL), WIRES["bf16"], residence_of(group))
+    dispatcher = MoriLowLatencyDispatcher(mori_op(group, "bf16", Kernel.IntraNodeLL), WIRES["bf16"], residence_of(group), arena=PairedArena())
     rows, routing = batch("full", 0, LOCAL, NARROW)
     with pytest.raises(UnsupportedError, match="the kernel IntraNodeLL does not receive in a step of its own; AsyncLL does"):
         dispatcher.start_dispatch(rows, fill_nowhere(in_order(routing)))

@@ -137,6 +137,8 @@ def test_the_launchers_raise_in_both_modes(mode: Literal["strict", "faithful"]) 
     assert outcome("per_128x128", static) is ValueError
     assert outcome("per_128x128", {**blocks(case), "a1_scale": None}) is AssertionError
     assert outcome("per_tensor", {"num_local_tokens": one}) is AssertionError
+    fp8 = {"hidden_states": case.hidden.to(FP8), "a1_scale": torch.ones(1), "a2_scale": torch.ones(1), "dtype": torch.bfloat16}
+    assert outcome("per_tensor", {**fp8, "num_local_tokens": one}) is AssertionError  # the quantiser of stage 2
     assert outcome("per_token_int8", {**tokens(case), "a1_scale": None}) is RuntimeError
     assert outcome("per_token_fp8", {"a2_scale": torch.ones(1)}) is ValueError
     assert outcome("per_128x128", {"a2_scale": torch.ones(1)}) is ValueError

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.emulation.aiter.library import Tuned, VersionName
-from tests.emulation.aiter.misuse import Reason
+from tests.emulation.aiter.misuse import EmulatedMisuse, Reason
 from tests.emulation.aiter.shuffles import is_marked, mark
 from tests.emulation.aiter_cases import FP8, H, I, K, L, distance, make_aiter, make_hidden, make_layer, make_routes
 from tests.emulation.aiter_hazards import (
@@ -100,9 +100,27 @@ HAZARDS: Final = (
 )
 
 
+MODES: tuple[Literal["strict", "faithful"], ...] = ("strict", "faithful")
+
+
 @pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: f"{hazard.kind}-{hazard.operand}-{hazard.reason.name}")
 def test_a_misuse_raises_in_strict_mode_and_has_its_consequence_in_faithful_mode(hazard: Hazard) -> None:
     check_hazard(hazard)
+
+
+def test_one_scale_between_the_stages_is_found_among_rows_that_nobody_wrote() -> None:
+    """A route that goes nowhere leaves its row as it was; without a static scale that row is in the scale of all."""
+    strict, faithful = (Hazard(Reason.UNWRITTEN, "a2_scale", marked_plain, POISON, kind="per_tensor", space="sink").case(mode) for mode in MODES)
+    with pytest.raises(EmulatedMisuse) as raised:
+        strict.library.fused_moe(**strict.arguments)
+    assert (raised.value.reason, raised.value.operand) == (Reason.UNWRITTEN, "a2_scale")
+    out, stays = faithful.library.fused_moe(**faithful.arguments), (faithful.routes.local >= 0).any(1)
+    assert stays.any()
+    assert out[stays].isnan().all()
+    assert not out[~stays].any()
+    assert strict.library.fused_moe(**strict.arguments, a2_scale=torch.ones(1)).isfinite().all()
+    local = {"topk_ids": faithful.routes.local.clamp(min=0)[:, :1].int(), "topk_weight": faithful.routes.weights[:, :1].contiguous()}
+    assert strict.library.fused_moe(**{**strict.arguments, **local, "expert_mask": None}).isfinite().all()  # no route goes nowhere
 
 
 @pytest.mark.parametrize("mode", ["strict", "faithful"])

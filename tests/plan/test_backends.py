@@ -185,6 +185,17 @@ class TestOnTheNpu:
         ]
         assert names == ["AscendW8A8Weights", "AscendW8A8Fp16Weights"]
 
+    @pytest.mark.parametrize("backend", [Backend.DEEPEP_NORMAL_NPU, Backend.DEEPEP_LL_NPU])
+    @pytest.mark.parametrize("weights", ["int8-channel", "int4-awq"])
+    def test_behind_a_library_that_combines_bf16_they_are_prepared_for_it(self, backend: Backend, weights: str) -> None:
+        """Those for fp16 would refuse: they give no bf16 results."""
+        report = plan(attrs.evolve(asking(backend, weights=weights, runner=RunnerRequest.ASCEND), model="fp16"), NPU)
+        assert report.prepared_weights in ("AscendW8A8Weights", "AscendW4A16Weights")
+
+    def test_fp16_weights_give_no_bf16_and_are_refused_behind_it(self) -> None:
+        with pytest.raises(PlanError):
+            plan(attrs.evolve(asking(Backend.DEEPEP_LL_NPU, weights="fp16", runner=RunnerRequest.ASCEND), model="fp16"), NPU)
+
     @NPU_BACKENDS
     def test_another_device_is_refused(self, backend: Backend) -> None:
         with pytest.raises(PlanError) as caught:

@@ -48,6 +48,7 @@ def test_aiter_comes_first_with_weights_for_the_device(problem: MoEProblem, envi
         (weights("nvfp4"), HOPPER, RejectReason.DEVICE, "it needs an AMD GPU; this is H100"),
         (weights("bf16"), attrs.evolve(MI355, libraries={"torch": "2.13.0"}), RejectReason.LIBRARY_MISSING, "amd-aiter is not installed"),
         (weights("mxfp8"), MI300, RejectReason.WEIGHT_FORMAT, "weights are mxfp8"),
+        (weights("fp8-tensor"), MI355, RejectReason.WEIGHT_FORMAT, "static=StaticScales(w2_input=...)"),
     ],
 )
 def test_aiter_is_not_chosen_and_says_why(problem: MoEProblem, environment: Environment, reason: RejectReason, fragment: str) -> None:

@@ -26,8 +26,11 @@ from moe_typed.routing import (
     ExpertMask,
     Ids,
     PaddedPhysicalIds,
+    PhysicalIds,
+    Residence,
     SinkMask,
     contiguous_map,
+    contiguous_residence,
     from_sink,
     in_order,
     localize_by_map,
@@ -207,3 +210,18 @@ def test_two_conventions_of_no_expert_are_told_apart() -> None:
     with debug("strict"):
         sunk = logical(topk_ids, 5).moved(topk_ids, torch.ones(2, 2), LocalSinkIds, 4)
         assert torch.equal(from_sink(sunk).topk_ids, ids([-1, 0], [1, -1]))
+
+
+# ---- both forms -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_two_forms_of_a_residence_say_the_same() -> None:
+    """AITER numbers marked slots by the running sum of its mask: a map in another order would name other experts to other runners."""
+    first, second = (contiguous_residence(PhysicalIds, 4, slot, 2, torch.device("cpu")) for slot in (0, 2))
+    scattered = ExpertMask(ids([0, 1, 0, 1])[0], PhysicalIds)
+    backwards = ExpertMap(ids([-1, 1, -1, 0])[0], PhysicalIds, 2)
+    with debug("values"):
+        assert Residence(scattered, map_of(scattered, 2)).map.num_local == 2
+        for mask, expert_map in ((first.mask, second.map), (scattered, first.map), (scattered, backwards)):
+            with pytest.raises(BoundaryError, match=r"Residence\.map: does not number the slots that the mask marks, in ascending order"):
+                Residence(mask, expert_map)

@@ -21,7 +21,7 @@ from moe_typed import (
     debug,
 )
 from moe_typed.formats import GateUpOrder
-from moe_typed.runners import Activation
+from moe_typed.runners import Activation, SwigluClamped
 from moe_typed.stages import FlatRowsInput
 from tests.ops.support import ints, on_cpu, on_cuda
 from tests.runners.triton_support import (
@@ -53,7 +53,7 @@ def test_matches_the_reference(device: str, fmt: str, rows: int) -> None:
 
 @targets
 @pytest.mark.parametrize("order", [GateUp, UpGate, Interleaved])
-@pytest.mark.parametrize("activation", [SiluAndMul(), SwigluOai(), SwigluOai(alpha=1.0, limit=0.5)])
+@pytest.mark.parametrize("activation", [SiluAndMul(), SwigluOai(), SwigluOai(alpha=1.0, limit=0.5), SwigluClamped(limit=0.5)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_orders_activations_and_biases(device: str, fmt: str, order: type[GateUpOrder], activation: Activation, biased: bool) -> None:
     weights = make_weights(fmt, device, 3, order, biased=biased)

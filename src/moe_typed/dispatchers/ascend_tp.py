@@ -97,8 +97,14 @@ class AscendTPDispatcher(Dispatcher[M_contra, P_co, AscendTPCombineInput, Logica
 
     @override
     def dispatch(self, rows: M_contra, routing: Routing[LogicalIds]) -> AscendTPDispatchOutput[P_co]:
-        """Sort. Routes to nowhere go to expert 0: the operators take no other ids, and combine leaves them out."""
+        """Sort. Routes to nowhere go to expert 0: the operators take no other ids, and combine leaves them out.
+
+        Raises: BoundaryError, at every debug level, for the routing of other rows: routing v1 would take each row modulo their number.
+        """
         routing.demand(LogicalIds)
+        tokens = routing.topk_ids.shape[0]
+        if tokens != rows.rows:
+            raise value_error(routing, "topk_ids", f"is of {tokens} rows, but {rows.rows} are dispatched", "route the rows that are dispatched")
         ids = torch.where(_goes(routing), routing.topk_ids, 0)
         routed = self.routing.init.route(rows, ids, routing.num_experts)
         return AscendTPDispatchOutput(routed.payload, routed.groups, routed.index, routing, rows.data.dtype, AscendTPHandle(None, self))

@@ -11,7 +11,7 @@ from ..routing import LocalIds, Routing, SlotIds, live_tensor
 from ..stages import DeepEPNormalCombineInput, DeepEPNormalDispatchOutput, DeepEPNormalHandle, DispatchOutput, PaddedReceivedPerExpert
 from .base import Dispatcher
 from .errors import LibraryError
-from .outgoing import check_capacity, masked_ids, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, masked_ids, refuse_tracing
 from .spread import ExpertSpread
 from .wire import BY_ROW, Carried, from_words, in_words, require_carried
 
@@ -25,6 +25,16 @@ _Received: TypeAlias = tuple[Carried, Tensor | None, Tensor | None, list[int] | 
 
 class DeepEPNormalBuffer(Protocol[K_contra]):
     """What is called of ``deep_ep.Buffer``; ``K_contra`` is ``deep_ep.Config``."""
+
+    @property
+    def rank(self) -> int:
+        """Return which rank of its group this is."""
+        ...
+
+    @property
+    def group_size(self) -> int:
+        """Return how many ranks the group has."""
+        ...
 
     def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor, object]:
         """Return how many rows go where."""
@@ -75,7 +85,7 @@ class DeepEPNormalDispatcher(Dispatcher[M_contra, P_co, DeepEPNormalCombineInput
     there are ``ranks * max_tokens`` rows then, of which those that are not real go nowhere (one node alone).
     ``dispatch_config`` and ``combine_config``: the library's own for numbers of ranks that it knows.
 
-    Raises: UnsupportedError for a payload that DeepEP cannot carry.
+    Raises: UnsupportedError for a payload that DeepEP cannot carry; ValueError for a spread over another group than the buffer's.
     """
 
     def __init__(
@@ -93,6 +103,7 @@ class DeepEPNormalDispatcher(Dispatcher[M_contra, P_co, DeepEPNormalCombineInput
         require_carried(wire.target, BY_ROW, "DeepEP normal")
         if expert_alignment < 1 or (max_tokens is not None and max_tokens < 1):
             raise ValueError(f"expert_alignment and max_tokens must be positive; got {expert_alignment} and {max_tokens}")
+        spread.demand_group("DeepEP normal", buffer.rank, buffer.group_size)
         self.wire = wire
         self.spread = spread
         self.expert_alignment = expert_alignment
@@ -122,6 +133,7 @@ class DeepEPNormalDispatcher(Dispatcher[M_contra, P_co, DeepEPNormalCombineInput
     def dispatch(self, rows: M_contra, routing: Routing[SlotIds]) -> DeepEPNormalDispatchOutput[P_co]:
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
+        OutgoingRows(rows, routing)
         worst = 0
         if self.max_tokens is not None:
             check_capacity(rows.rows, self.max_tokens)

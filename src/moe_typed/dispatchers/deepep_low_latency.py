@@ -22,6 +22,7 @@ class DeepEPLowLatencyDispatcher(BufferDispatcher[P_co, DeepEPLLCombineInput, De
     """DeepEP low latency. A buffer that served normal mode needs ``clean_low_latency_buffer`` first, which is its owner's to do."""
 
     library: ClassVar[str] = "DeepEP low latency"
+    fixed_group: ClassVar[bool] = True
 
     @property
     @override

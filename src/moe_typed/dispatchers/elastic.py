@@ -11,7 +11,7 @@ from ..formats import Conversion, Payload, ScaleOrder
 from ..routing import RoutedScaling, Routing, SlotIds, live_tensor
 from ..stages import CombineInput, Handle
 from .base import Dispatcher
-from .outgoing import check_capacity, masked_ids, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, masked_ids, refuse_tracing
 from .spread import ExpertSpread
 from .wire import BY_COLUMN, BY_ROW, Carried, from_words, in_words, require_carried, zero_row
 
@@ -37,6 +37,16 @@ class ElasticHandle(Protocol):
 
 class DeepEPElasticBuffer(Protocol[H]):
     """What is called of ``deep_ep.ElasticBuffer``; ``H`` is ``deep_ep.EPHandle``."""
+
+    @property
+    def rank_idx(self) -> int:
+        """Return which rank of its group this is."""
+        ...
+
+    @property
+    def num_ranks(self) -> int:
+        """Return how many ranks the group has."""
+        ...
 
     @overload
     def dispatch(
@@ -89,7 +99,7 @@ class ElasticDispatcher(Dispatcher[M_contra, P_co, C, SlotIds]):
 
     A rank without rows sends one row of zeros with weight 0, as engines do: DeepEP does not say that a rank may send none. Combine leaves it out.
 
-    Raises: UnsupportedError for a payload that DeepEP V2 cannot carry.
+    Raises: UnsupportedError for a payload that DeepEP V2 cannot carry; ValueError for a spread over another group than the buffer's.
     """
 
     expands: ClassVar[bool]
@@ -107,6 +117,7 @@ class ElasticDispatcher(Dispatcher[M_contra, P_co, C, SlotIds]):
         require_carried(wire.target, (*BY_ROW, *BY_COLUMN), "DeepEP V2")
         if expert_alignment < 1 or max_tokens < 1:
             raise ValueError(f"expert_alignment and max_tokens must be positive; got {expert_alignment} and {max_tokens}")
+        spread.demand_group("DeepEP V2", buffer.rank_idx, buffer.num_ranks)
         scale = wire.target.format.scale
         self.wire = wire
         self.spread = spread
@@ -133,6 +144,7 @@ class ElasticDispatcher(Dispatcher[M_contra, P_co, C, SlotIds]):
         """Return payload, ids and weights as they arrived, the library's handle, and what combine needs."""
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
+        OutgoingRows(rows, routing)
         check_capacity(rows.rows, self.max_tokens)
         ids, weights = masked_ids(routing, self._topk_idx_t), routing.topk_weights.contiguous()
         carried = in_words(self.wire.run(rows, live_tensor(routing.live, ids)))

@@ -20,7 +20,7 @@ from ..stages import CombineInput, DispatchOutput, Handle, ReceivedPerExpert, Sl
 from .arena import RingArena
 from .base import Dispatcher
 from .errors import LibraryError
-from .outgoing import check_capacity, masked_ids, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, masked_ids, refuse_tracing, same_origin
 from .pending import PendingCombine, PendingDispatch
 from .spread import ExpertSpread
 
@@ -106,14 +106,17 @@ class Sent(Generic[T]):
 @final
 @attrs.frozen(eq=False)
 class Ticket(Generic[T]):
-    """What combine needs: the library's handle, and this rank's ids in the dtype that they were converted to once."""
+    """What combine needs: the library's handle, this rank's ids in the dtype that they were converted to once, and the routing that they are of."""
 
     handle: T
     ids: Tensor
+    origin: Routing[SlotIds]
 
 
 class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_co, T]):
     """The base of low-latency dispatchers. ``max_tokens`` is the most rows that a rank may send, equal on all ranks.
+
+    ``arena``: one for each object of the library, which all dispatchers over it are given: none of them sees what the others dispatch.
 
     Raises: UnsupportedError for a wire that the library does not have; ValueError for sizes that its kernels refuse.
     """
@@ -121,7 +124,7 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
     library: ClassVar[str]
     wires: ClassVar[tuple[LowLatencyWire[Payload], ...]]
 
-    def __init__(self, wire: LowLatencyWire[P_co], spread: ExpertSpread, max_tokens: int, id_dtype: torch.dtype, arena: RingArena | None) -> None:
+    def __init__(self, wire: LowLatencyWire[P_co], spread: ExpertSpread, max_tokens: int, id_dtype: torch.dtype, arena: RingArena) -> None:
         if wire not in self.wires:
             names = ", ".join(known.name for known in self.wires)
             raise UnsupportedError(f"{self.library} has no wire {wire.name}; it has {names}")
@@ -130,7 +133,7 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
         self.wire = wire
         self.spread = spread
         self.max_tokens = max_tokens
-        self.arena = RingArena() if arena is None else arena
+        self.arena = arena
         self._id_dtype = id_dtype
 
     @override
@@ -174,11 +177,12 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
     def _start(self, rows: Bf16Rows, routing: Routing[SlotIds], *, hook: bool) -> PendingDispatch[D_co]:
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
+        OutgoingRows(rows, routing)
         check_capacity(rows.rows, self.max_tokens)
         ids = masked_ids(routing, self._id_dtype)
         self.arena.claim()
         sent = self._send(rows.data.contiguous(), ids, hook)
-        handle, deliver = self._promise(sent, Ticket(sent.handle, ids), routing, self.spread.expected_rows(*ids.shape))
+        handle, deliver = self._promise(sent, Ticket(sent.handle, ids, routing), routing, self.spread.expected_rows(*ids.shape))
         self.arena.hold(handle)
         try:
             return PendingDispatch(_after(sent.hook, deliver, hook), handle)
@@ -200,6 +204,7 @@ class SlabDispatcher(Dispatcher[Bf16Rows, P_co, C, SlotIds], Generic[P_co, C, D_
         handle, origin = combine_input.handle, combine_input.origin
         ticket = cast("Ticket[T]", handle.consume(self))  # the owner that it is given to made it
         try:
+            same_origin(combine_input, origin, ticket.origin)
             combined, received = self._fetch(combine_input.hidden_states, origin.topk_weights.contiguous(), ticket, hook)
             return PendingCombine(_after(received, lambda: origin.scaling.settle(combined), hook), handle)
         except Exception as error:

@@ -21,6 +21,16 @@ T = TypeVar("T")
 class LowLatencyBuffer(Protocol[T]):
     """What is called of ``deep_ep.Buffer`` and ``nixl_ep.Buffer``; ``T`` is the handle of the library."""
 
+    @property
+    def rank(self) -> int:
+        """Return which rank of its group this is."""
+        ...
+
+    @property
+    def group_size(self) -> int:
+        """Return how many ranks the group has; with NIXL, how many there are room for, or connected, by its version."""
+        ...
+
     def low_latency_dispatch(
         self,
         x: Tensor,
@@ -47,10 +57,11 @@ class BufferDispatcher(SlabDispatcher[P_co, C, D_co, T], Generic[P_co, C, D_co, 
     """The base of both.
 
     ``topk_idx_t``: the library's attribute of that name, the dtype of ids that it was built with. ``use_logfmt``: combine sends about 10 bits a
-    value. ``arena``: that of the buffer, where layers share one.
+    value. Raises: as the base; ValueError for a spread over another group than the buffer's.
     """
 
     wires: ClassVar[tuple[LowLatencyWire[Payload], ...]] = (LL_BF16, LL_FP8, LL_FP8_UE8M0)
+    fixed_group: ClassVar[bool]  # whether ``group_size`` of the buffer is the number of ranks that experts are spread over
 
     def __init__(
         self,
@@ -60,10 +71,11 @@ class BufferDispatcher(SlabDispatcher[P_co, C, D_co, T], Generic[P_co, C, D_co, 
         *,
         max_tokens: int,
         topk_idx_t: torch.dtype,
+        arena: RingArena,
         use_logfmt: bool = False,
-        arena: RingArena | None = None,
     ) -> None:
         super().__init__(wire, spread, max_tokens, topk_idx_t, arena)
+        spread.demand_group(self.library, buffer.rank, buffer.group_size if self.fixed_group else None)
         self.use_logfmt = use_logfmt
         self._buffer = buffer
 

@@ -22,6 +22,16 @@ _Handle: TypeAlias = tuple[Tensor, Tensor, int, int, int]
 class MooncakeBuffer(Protocol):
     """What is called of Mooncake's ``Buffer``."""
 
+    @property
+    def rank(self) -> int:
+        """Return which rank of its group this is."""
+        ...
+
+    @property
+    def group_size(self) -> int:
+        """Return how many ranks the group has."""
+        ...
+
     def dispatch(
         self,
         x: Tensor,
@@ -59,7 +69,8 @@ class MooncakeDispatcher(SlabDispatcher[P_co, MooncakeCombineInput, MooncakeDisp
     ``active_ranks``: int32 (ranks,), 1 for a rank that answers; a timeout of ``timeout_us`` microseconds sets a 0, and the experts of such a rank are
     left out of the sum, whose weights are not renormalised. None: the process group knows. ``timeout_us`` = -1 waits for ever.
     Without RDMA and P2P Mooncake's scales are row-major: say so with the wire ``LL_FP8_ROWS``; what arrives otherwise is refused.
-    Raises: as the base; ValueError for a mask of another length or dtype, which Mooncake would replace by one of its own.
+    Raises: as the base; ValueError for a spread over another group than the buffer's, and for a mask of another length or dtype, which Mooncake would
+    replace by one of its own.
     """
 
     library: ClassVar[str] = "Mooncake"
@@ -74,9 +85,10 @@ class MooncakeDispatcher(SlabDispatcher[P_co, MooncakeCombineInput, MooncakeDisp
         max_tokens: int,
         active_ranks: Tensor | None,
         timeout_us: int,
-        arena: RingArena | None = None,
+        arena: RingArena,
     ) -> None:
         super().__init__(wire, spread, max_tokens, torch.int64, arena)
+        spread.demand_group(self.library, buffer.rank, buffer.group_size)
         if active_ranks is not None and (active_ranks.dtype != torch.int32 or active_ranks.shape != (spread.ranks,)):
             raise ValueError(f"active_ranks must be int32 ({spread.ranks},); got {active_ranks.dtype} {tuple(active_ranks.shape)}")
         self.active_ranks = active_ranks

@@ -80,9 +80,9 @@ class MoriV1Dispatcher(MoriDispatcher[M_contra, P_co, C, D_co], Generic[M_contra
         wire: Conversion[M_contra, P_co],
         residence: Residence[PhysicalIds],
         *,
+        arena: PairedArena,
         cap: ReceiveCap = _WHOLE,
         own_result: bool = True,
-        arena: PairedArena | None = None,
     ) -> None:
         kernel = check_config(op.config, self.kernels)
         super().__init__(op.config, op.reset, wire, residence, cap=cap, own_result=own_result, arena=arena)

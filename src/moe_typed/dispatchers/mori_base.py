@@ -14,13 +14,13 @@ from torch.nn.functional import pad
 from typing_extensions import override
 
 from ..formats import Conversion, Payload, head
-from ..routing import DeviceCount, PhysicalIds, Residence, Routing, live_mask
+from ..routing import DeviceCount, PhysicalIds, Residence, Routing, contiguous_residence, live_mask
 from ..stages import CombineInput, Handle, MoriCombineInput, MoriDispatchOutput
 from .arena import PairedArena
 from .base import Dispatcher
 from .errors import LibraryError
 from .mori_config import MoriConfig
-from .outgoing import check_capacity, refuse_tracing
+from .outgoing import OutgoingRows, check_capacity, refuse_tracing, same_origin
 from .pending import PendingCombine, PendingDispatch
 from .receive import ReceiveCap, WholeArena
 from .spread import ExpertSpread
@@ -39,10 +39,11 @@ _WHOLE: Final = WholeArena()
 @final
 @attrs.frozen(eq=False)
 class MoriTicket:
-    """What combine needs: the ids that were sent, of how many rows, and the library's handle where it has one."""
+    """What combine needs: the ids that were sent, of how many rows and which routing, and the library's handle where it has one."""
 
     ids: Tensor
     rows: int
+    origin: Routing[PhysicalIds]
     routing: object
 
 
@@ -63,8 +64,8 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
     """The base of dispatchers over MoRI.
 
     ``wire``: what is sent; the op's config must have room for exactly this. ``residence``: the slots of this rank. ``cap``: how much of the arena
-    is looked at. ``own_result``: combine returns memory of its own; without it, a view that the next combine overwrites. ``arena``: that of the op,
-    where layers share one.
+    is looked at. ``own_result``: combine returns memory of its own; without it, a view that the next combine overwrites. ``arena``: one for
+    each op, which all dispatchers over it are given: none of them sees what the others dispatch.
 
     Every route must go somewhere (``routing.fill_nowhere``): MoRI's kernels disagree on -1. Rows that are padding by a count on the host are not
     sent; by a count on the device they are, hence must hold finite numbers. Either way they come home as zeros.
@@ -72,7 +73,8 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
     The total received is the op's own tensor, which combine sets to 0. Nothing reads it later: the experts run before combine on the same stream, and
     the rows that it counts belong to the next dispatch then.
 
-    Raises: UnsupportedError for a payload that MoRI cannot carry; ValueError for a config that does not fit the payload.
+    Raises: UnsupportedError for a payload that MoRI cannot carry; ValueError for a config that does not fit the payload, and for a residence of other
+    slots than those that MoRI sends to this rank, whose rows would all go nowhere (read once, when the dispatcher is made).
     """
 
     library: ClassVar[str]
@@ -84,9 +86,9 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         wire: Conversion[M_contra, P_co],
         residence: Residence[PhysicalIds],
         *,
+        arena: PairedArena,
         cap: ReceiveCap = _WHOLE,
         own_result: bool = True,
-        arena: PairedArena | None = None,
     ) -> None:
         require_carried(wire.target, BY_ROW, self.library)
         check_scales(config, wire.target)
@@ -94,11 +96,15 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         slots, held = residence.mask.mask.shape[0], residence.map.num_local
         if (slots, held) != (self.spread.num_experts, self.spread.local):
             raise ValueError(f"the residence is of {held} of {slots} slots, but the op's of {self.spread.local} of {self.spread.num_experts}")
+        sent_here = contiguous_residence(PhysicalIds, slots, self.spread.first, held, residence.mask.mask.device)
+        if not (torch.equal(residence.mask.mask, sent_here.mask.mask) and torch.equal(residence.map.local, sent_here.map.local)):
+            last = self.spread.first + held - 1
+            raise ValueError(f"the residence is not of slots {self.spread.first} to {last} in order, which MoRI sends to rank {self.spread.rank}")
         self.wire = wire
         self.residence = residence
         self.cap = cap
         self.own_result = own_result
-        self.arena = PairedArena() if arena is None else arena
+        self.arena = arena
         self._config = config
         self._reset = reset
 
@@ -139,6 +145,7 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         refuse_tracing(self)
         routing.demand(PhysicalIds)
         self.spread.demand(rows.rows, routing)
+        OutgoingRows(rows, routing)
         config = self._config
         if (rows.hidden, routing.topk_ids.shape[1]) != (config.hidden_dim, config.num_experts_per_token):
             expected = f"{config.hidden_dim} values and {config.num_experts_per_token} routes"
@@ -152,7 +159,7 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         weights = routing.topk_weights[:sent].contiguous()
         self.arena.claim()
         arrival = self._send(payload.data.contiguous(), weights, None if scale is None else scale.contiguous(), ids)
-        handle, deliver = self._promise(arrival, MoriTicket(ids, rows.rows, arrival.routing), routing)
+        handle, deliver = self._promise(arrival, MoriTicket(ids, rows.rows, routing, arrival.routing), routing)
         self.arena.hold(handle)
 
         def finish() -> D_co:
@@ -184,6 +191,7 @@ class MoriDispatcher(Dispatcher[M_contra, P_co, C, PhysicalIds], Generic[M_contr
         handle, origin = combine_input.handle, combine_input.origin
         ticket = cast("MoriTicket", handle.consume(self))  # the owner that it is given to made it
         try:
+            same_origin(combine_input, origin, ticket.origin)
             combined, receive = self._fetch(combine_input.hidden_states.contiguous(), ticket)
         except Exception as error:
             handle.fail(error)

@@ -70,9 +70,9 @@ class MoriV2Dispatcher(MoriDispatcher[M_contra, P_co, MoriEPNormalCombineInput, 
         wire: Conversion[M_contra, P_co],
         residence: Residence[PhysicalIds],
         *,
+        arena: PairedArena,
         cap: ReceiveCap = _WHOLE,
         own_result: bool = True,
-        arena: PairedArena | None = None,
     ) -> None:
         config = op.cfg
         super().__init__(config, op.reset, wire, residence, cap=cap, own_result=own_result, arena=arena)

@@ -19,9 +19,14 @@ _Handle: TypeAlias = tuple[Tensor, Tensor, int, int]
 
 @final
 class NixlDispatcher(BufferDispatcher[P_co, NixlCombineInput, NixlDispatchOutput[P_co], _Handle]):
-    """NIXL EP. Ranks come and go with the buffer: a dispatcher is of one membership, and the engine makes another one for another."""
+    """NIXL EP. Ranks come and go with the buffer: a dispatcher is of one membership, and the engine makes another one for another.
+
+    The buffer tells its rank, which is compared with the spread's. What it tells of the number of ranks is not the number that experts are spread
+    over (the most that memory was allocated for, or one past the last that is connected, by its version): that they agree is up to the engine.
+    """
 
     library: ClassVar[str] = "NIXL"
+    fixed_group: ClassVar[bool] = False
 
     @property
     @override

@@ -1,10 +1,28 @@
 """What every dispatcher over a communication library does before it calls the library."""
 
+from typing import final
+
 import torch
 from torch import Tensor
 
+from ..boundary import boundary, value_error
+from ..formats import Payload
 from ..routing import Routing, SlotIds, live_mask
+from ..stages import CombineInput
 from .errors import CapacityError
+
+
+@final
+@boundary
+class OutgoingRows:
+    """Where rows and their routes meet, before a library is given pointers to both: with debug on, as many routes as rows, on one device."""
+
+    payload: Payload
+    routing: Routing[SlotIds]
+
+    def check_values(self) -> None:
+        """Raise BoundaryError for live rows whose data cannot be right."""
+        self.payload.check_live(self.routing.count_live())
 
 
 def refuse_tracing(dispatcher: object) -> None:
@@ -15,6 +33,18 @@ def refuse_tracing(dispatcher: object) -> None:
     """
     if torch.compiler.is_compiling():
         raise RuntimeError(f"{dispatcher!r} calls a communication library, which torch.compile cannot trace: compile what is before and after it")
+
+
+def same_origin(combine_input: CombineInput, given: Routing[SlotIds], sent: Routing[SlotIds]) -> None:
+    """Raise BoundaryError for a combine input whose origin is not the routing that was dispatched: its weights would meet the ids of that one."""
+    if given is not sent:
+        reason = f"is {_about(given)}, but the rows of this handle were dispatched by {_about(sent)}"
+        raise value_error(combine_input, "origin", reason, "Hand on the origin of the dispatch output as it is; change no weights after dispatch.")
+
+
+def _about(routing: Routing[SlotIds]) -> str:
+    rows, k = routing.topk_ids.shape
+    return f"the routing {id(routing):#x} of {rows} rows x {k}"
 
 
 def check_capacity(rows: int, most: int) -> None:

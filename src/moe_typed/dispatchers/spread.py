@@ -12,6 +12,8 @@ from ..routing import PaddedPhysicalIds, PhysicalIds, Routing, SlotIds
 class ExpertSpread:
     """Spread ``num_experts`` slots over ``ranks`` ranks: rank r holds as many as any other, the first of them slot r * ``local``.
 
+    A dispatcher compares both with what its library's object says of its group, as far as that says it: NIXL's tells its rank alone.
+
     Raises: ValueError for a rank that there is not, or slots that cannot be spread evenly.
     """
 
@@ -34,6 +36,12 @@ class ExpertSpread:
     def first(self) -> int:
         """Return the first slot of this rank."""
         return self.rank * self.local
+
+    def demand_group(self, library: str, rank: int, ranks: int | None) -> None:
+        """Raise ValueError for another rank, or number of ranks, than those of a library's object; None: it does not tell how many there are."""
+        if rank != self.rank or ranks not in (None, self.ranks):
+            group = f"rank {rank}" if ranks is None else f"rank {rank} of {ranks}"
+            raise ValueError(f"the spread is of rank {self.rank} of {self.ranks}, but the object of {library} is {group}")
 
     def expected_rows(self, rows: int, k: int) -> int:
         """Return about how many rows an expert gets, at least 1, where every rank has ``rows`` rows: a hint for schedules, not a bound."""

@@ -6,10 +6,10 @@ from typing import Final, final
 
 import attrs
 
-from ..formats import AnyConversion, Payload
-from ..runners import ACTIVATIONS, REFERENCE_ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
+from ..formats import AnyConversion, Bf16Rows, Fp8TensorExpertWeights, Fp16ExpertWeights, Payload
+from ..runners import ACTIVATIONS, REFERENCE_ACTIVATIONS, TRITON_ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
-from ..runners.aiter import suits
+from ..runners.aiter import NEEDS_STATIC, suits
 from ..runners.ascend import ASCEND_ACTIVATIONS, AscendMxFp8Weights
 from ..runners.triton import TRITON_ACTIVATIONS
 from ..table import Row
@@ -87,9 +87,13 @@ def _device_fault(problem: MoEProblem, environment: Environment, runner: RunnerN
 
 
 def _suits(row: Acceptance, problem: MoEProblem, environment: Environment) -> bool:
-    """Say whether prepared weights are for this device, activation and model; AITER and Ascend have more than one class for some formats."""
+    """Say whether prepared weights are for this device, activation and model; AITER and Ascend have more than one class for some formats.
+
+    Backends of the NPU that send rows take and return bf16, whatever the model: quantised weights give what they combine.
+    """
     if row.runner is RunnerName.ASCEND:
-        return DENSE_MODELS[problem.model].rows in row.payloads
+        keeps = not problem.backend.sends or row.weights is Fp16ExpertWeights  # weights without scales give their own dtype
+        return (DENSE_MODELS[problem.model].rows if keeps else Bf16Rows) in row.payloads
     return row.runner is not RunnerName.AITER or suits(row.prepared, environment.gfx, clamped=problem.activation == SwigluOai.name)
 
 
@@ -113,6 +117,8 @@ def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel
     support = supports(problem.backend, runner)
     if support.row is None:
         return _reject(runner, RejectReason.BACKEND, "; ".join(support.reasons))
+    if runner is RunnerName.AITER and problem.weights == Fp8TensorExpertWeights.format.name:
+        return _reject(runner, RejectReason.WEIGHT_FORMAT, NEEDS_STATIC)  # a problem has none
     rows = [row for row in accepted_by(runner) if row.weights.format.name == problem.weights and _suits(row, problem, environment)]
     if not rows:
         known = ", ".join(dict.fromkeys(row.weights.format.name for row in accepted_by(runner)))

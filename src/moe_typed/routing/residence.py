@@ -58,10 +58,18 @@ class ExpertMap(Generic[I]):
 @final
 @boundary
 class Residence(Generic[I]):
-    """Say which slots are on this rank, in both forms, made once for all layers: ``mask`` for AITER, ``map`` for what wants local ids."""
+    """Say which slots are on this rank, in both forms, made once for all layers: ``mask`` for AITER, ``map`` for what wants local ids.
+
+    AITER numbers the marked slots in ascending order (the running sum of its mask), so that the map must, too.
+    """
 
     mask: ExpertMask[I]
     map: ExpertMap[I]
+
+    def check_values(self) -> None:
+        """Raise BoundaryError for a map that does not number the slots of the mask, in ascending order."""
+        if not torch.equal(map_of(self.mask, self.map.num_local).local, self.map.local):
+            raise value_error(self, "map", "does not number the slots that the mask marks, in ascending order", "map_of makes the map of a mask")
 
 
 @final

@@ -3,6 +3,7 @@
 from .activations import (
     ACTIVATIONS,
     REFERENCE_ACTIVATIONS,
+    TRITON_ACTIVATIONS,
     Activation,
     GatedActivation,
     GeluAndMul,
@@ -52,6 +53,7 @@ from .reference import (
 __all__ = [
     "ACTIVATIONS",
     "REFERENCE_ACTIVATIONS",
+    "TRITON_ACTIVATIONS",
     "Activation",
     "AiterFacts",
     "AiterLibrary",

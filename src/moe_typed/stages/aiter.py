@@ -5,7 +5,7 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
-from ..boundary import Floating, Rename, boundary
+from ..boundary import Floating, Layout, Rename, boundary, value_error
 from ..formats import Payload
 from ..routing import ExpertMask, LocalSinkIds, PhysicalIds, Routing
 from .base import RunnerInput
@@ -42,8 +42,10 @@ class AiterSlotInput(RunnerInput):
     routing: Routing[PhysicalIds]
     mask: Annotated[ExpertMask[PhysicalIds], Rename({"slots": "experts"})]
     out_dtype: torch.dtype
-    output: Floating[Tensor, "rows out_hidden"] | None = None
+    output: Annotated[Floating[Tensor, "rows out_hidden"], Layout(contiguous=True)] | None = None
 
     def check_values(self) -> None:
-        """Raise BoundaryError for live rows whose data cannot be right."""
+        """Raise BoundaryError for memory of another dtype than the results, and for live rows whose data cannot be right."""
+        if self.output is not None and self.output.dtype != self.out_dtype:
+            raise value_error(self, "output", f"is {self.output.dtype}, but the results are {self.out_dtype}")
         self.payload.check_live(self.routing.count_live())

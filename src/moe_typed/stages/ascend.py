@@ -32,6 +32,14 @@ def check_total(value: object, payload: Payload, groups: AnyGroupList) -> None:
     payload.check_live(total)
 
 
+def check_routes(value: object, rows: int, origin: Routing[LogicalIds]) -> None:
+    """Raise BoundaryError unless there is a row for each route of the tokens."""
+    tokens, k = origin.topk_ids.shape
+    if rows != tokens * k:
+        hint = "it is the routing that was dispatched"
+        raise value_error(value, "origin", f"is of {tokens} tokens and {k} routes each, but there are {rows} rows", hint)
+
+
 @final
 @boundary
 class AscendRowsInput(RunnerInput):
@@ -119,10 +127,11 @@ class AscendTPCombineInput(CombineInput):
     handle: AscendTPHandle
 
     def check_values(self) -> None:
-        """Raise BoundaryError for rows that no expert computed, which combine would read."""
+        """Raise BoundaryError for rows that no expert computed, which combine would read, and for another routing than theirs."""
         rows, total = self.results.hidden_states.shape[0], int(self.groups.total())
         if total != rows:
             raise value_error(self, "groups", f"are of {total} rows, but {rows} results are read: the others are undefined")
+        check_routes(self, rows, self.origin)
 
 
 @final
@@ -143,8 +152,12 @@ class AscendTPDispatchOutput(DispatchOutput[P_co, AscendTPCombineInput]):
     handle: AscendTPHandle
 
     def check_values(self) -> None:
-        """Raise BoundaryError as ``check_total``, and for groups of other than all rows."""
+        """Raise BoundaryError as ``check_total``, for groups of other than all rows, and for another routing than theirs."""
         check_total(self, self.payload, self.groups)
+        total = int(self.groups.total())
+        if total != self.payload.rows:
+            raise value_error(self, "groups", f"are of {total} rows, but each of the {self.payload.rows} is a route's")
+        check_routes(self, self.payload.rows, self.origin)
 
     @property
     @override

@@ -108,6 +108,15 @@ class GroupPairs(GroupList):
 
     pairs: Annotated[Int64[Tensor, "experts 2"], _CONTIGUOUS]
 
+    def check_values(self) -> None:
+        """Raise BoundaryError for experts before the list's end that do not exist, or do not rise: rows lie by expert."""
+        expert, count = self.pairs.unbind(1)
+        held = expert[_before_end(count).to(torch.bool)]
+        if bool(((held < 0) | (held >= self.num_groups)).any()):
+            raise value_error(self, "pairs", f"names an expert outside 0..{self.num_groups - 1}", "a pair is (expert, count)")
+        if bool((held.diff() <= 0).any()):
+            raise value_error(self, "pairs", "names experts that do not rise", "a pair is (expert, count)")
+
     @property
     @override
     def num_groups(self) -> int:
@@ -116,12 +125,17 @@ class GroupPairs(GroupList):
     @override
     def counted(self) -> "GroupCounts":
         expert, count = self.pairs.unbind(1)
-        valid = (count > 0).to(torch.int64).cumprod(0)  # the first pair without rows ends the list
+        valid = _before_end(count)
         return GroupCounts(torch.zeros_like(count).scatter_add(0, expert * valid, count * valid))
 
     @override
     def ended(self) -> "GroupEnds":
         return self.counted().ended()
+
+
+def _before_end(count: Tensor) -> Tensor:
+    """Return int64 (experts,), 1 for the pairs before the first without rows, which ends the list."""
+    return (count > 0).to(torch.int64).cumprod(0)
 
 
 AnyGroupList: TypeAlias = GroupEnds | GroupCounts | GroupPairs
@@ -164,8 +178,17 @@ class RowMajorSparseIndex(RowIndex):
 
     rows: Annotated[Int32[Tensor, " routes"], _CONTIGUOUS]
 
+    def check_values(self) -> None:
+        """Raise BoundaryError unless every row that is here stands once, and all others are -1."""
+        here = self.rows[self.rows != -1]
+        if not _is_permutation(here):
+            raise value_error(self, "rows", f"does not hold each of 0..{here.shape[0] - 1} once, and -1 for the others")
+
 
 def _check_permutation(index: KMajorIndex | RowMajorIndex) -> None:
-    rows = index.rows
-    if not torch.equal(rows.sort().values, torch.arange(rows.shape[0], dtype=rows.dtype, device=rows.device)):
-        raise value_error(index, "rows", f"does not hold each of 0..{rows.shape[0] - 1} once", "with -1 it is a RowMajorSparseIndex")
+    if not _is_permutation(index.rows):
+        raise value_error(index, "rows", f"does not hold each of 0..{index.rows.shape[0] - 1} once", "with -1 it is a RowMajorSparseIndex")
+
+
+def _is_permutation(rows: Tensor) -> bool:
+    return torch.equal(rows.sort().values, torch.arange(rows.shape[0], dtype=rows.dtype, device=rows.device))

@@ -8,7 +8,7 @@ from jaxtyping import BFloat16
 from torch import Tensor
 from typing_extensions import TypeVar, override
 
-from ..boundary import Rename, boundary
+from ..boundary import Layout, Rename, boundary
 from ..formats import Payload, head
 from ..routing import PhysicalIds, Residence, Routing, live_tensor
 from .base import Carry, CombineInput, DispatchOutput
@@ -108,7 +108,7 @@ class MoriEPNormalDispatchOutput(MoriDispatchOutput[P_co, MoriEPNormalCombineInp
     origin: Annotated[Routing[PhysicalIds], _SOURCE]
     out_dtype: torch.dtype
     handle: MoriEPNormalHandle
-    staging: BFloat16[Tensor, "rows out_hidden"] | None = None
+    staging: Annotated[BFloat16[Tensor, "rows out_hidden"], Layout(contiguous=True)] | None = None
 
     @override
     def with_payload(self, payload: Q) -> "MoriEPNormalDispatchOutput[Q]":

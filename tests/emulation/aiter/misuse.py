@@ -31,6 +31,7 @@ class Reason(Enum):
     BIAS_IGNORED = "the kernel has no bias"
     LIMIT_IGNORED = "the kernel gets no swiglu_limit"
     PAD_NOT_ZERO = "columns that are not zero are skipped"
+    UNWRITTEN = "one scale is found among rows that no stage wrote"
     CONSTANTS_UNSET = "beta and linear_beta have other defaults in every kernel"
     FLAT_IGNORES = "the flat kernels do not look at it"
 

@@ -49,13 +49,20 @@ def stage_1(problem: Problem, x: Tensor, w1: Tensor, bias: Tensor | None, routes
 def requantize(problem: Problem, inter: Tensor, precision: torch.dtype) -> Tensor:
     """Return the intermediate (R, I) as stage 2 multiplies it, float32.
 
-    Raises: ValueError for a static scale where the mode has none.
+    The real one has a row for each of T * K routes, and those that the sort dropped are never written: nothing reads them but the search for the one
+    scale of ``per_Tensor``. Raises: ValueError for a static scale where the mode has none; AssertionError for a row count where the mode takes none.
     """
     call, library = problem.call, problem.library
     x, static = inter.float(), call.a2_scale
     if problem.quant == QuantType.per_Tensor:
-        scale = None if static is None else read(library.judge, "a2_scale", static, torch.float32, (1,))
-        return dequantize(*quantize_tensor(x, precision, scale)) if len(x) else x
+        assert call.num_local_tokens is None, "num_rows is not supported by per-tensor quantisation"
+        if static is not None:
+            return dequantize(*quantize_tensor(x, precision, read(library.judge, "a2_scale", static, torch.float32, (1,))))
+        dropped = call.topk_ids.numel() - len(x)
+        if dropped:
+            library.judge.silent(Reason.UNWRITTEN, "a2_scale", f"{dropped} of {call.topk_ids.numel()} routes go nowhere.")
+            x = torch.cat((x, torch.full((dropped, x.shape[1]), torch.nan)))
+        return dequantize(*quantize_tensor(x, precision, None))[: len(inter)]
     if static is not None:
         if problem.quant in (QuantType.per_Token, QuantType.per_1x128):
             raise ValueError("unsupported: static per token quant")

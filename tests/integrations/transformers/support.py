@@ -10,6 +10,7 @@ from moe_typed.integrations.transformers import NAME
 from moe_typed.integrations.transformers.implementation import ExpertsImplementation
 from moe_typed.integrations.transformers.options import Options
 from moe_typed.integrations.transformers.survey import EXPERTS, HIDDEN, ExpertsClass
+from moe_typed.plan import relative_error
 
 TOP_K = 2
 # Each of the six roundings on the way (two products, the function, its product with up, the weight, the sum) is half a unit in the last place:
@@ -42,7 +43,7 @@ def error(got: Tensor, expected: Tensor) -> float:
     assert got.dtype is expected.dtype
     if not expected.numel():
         return 0.0
-    return float((got.double() - expected.double()).norm() / expected.double().norm())
+    return relative_error(got, expected)
 
 
 def experts(module: str, name: str) -> ExpertsClass:

@@ -29,13 +29,14 @@ from moe_typed.formats import (
     Int8TokenRows,
     MxFp4ExpertWeights,
     MxFp8ExpertWeights,
+    ScaleFactor,
     quantize_fp8_block128,
     quantize_mxfp4,
     quantize_mxfp8,
 )
 from moe_typed.routing import ExpertMask, to_sink
 from moe_typed.runners import Activation, AiterFacts, AiterLibrary, AiterOptions, AiterRunner, reference_experts
-from moe_typed.runners.aiter import MxFp4Layout, RowBounds, prepare_aiter, prepare_aiter_fnuz
+from moe_typed.runners.aiter import MxFp4Layout, RowBounds, StaticScales, prepare_aiter, prepare_aiter_fnuz
 from moe_typed.runners.aiter.prepared import AiterWeights
 from moe_typed.stages import AiterSinkInput, AiterSlotInput
 from tests.emulation.aiter.aiter import EmulatedAiter
@@ -165,15 +166,25 @@ def make_weights(
             return MxFp4ExpertWeights(order.join(half_gate, half_up, 1).view(fp4), half_2.view(fp4), s13.view(e8), s2.view(e8), order, b13, b2)
 
 
+def static_scales(w13_input: float | None = None, w2_input: float = 1 / 32) -> StaticScales:
+    """Return calibrated scales. ``w2_input``: what lies between products of these weights is below 448 / 32, or little of it is not."""
+    first = None if w13_input is None else ScaleFactor(torch.tensor([w13_input]))
+    return StaticScales(w13_input=first, w2_input=ScaleFactor(torch.tensor([w2_input])))
+
+
+def _static(form: Form) -> dict[str, StaticScales]:
+    return {"static": static_scales()} if form == "fp8-tensor" else {}
+
+
 def prepare(form: Form, weights: ExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions | None = None) -> AiterWeights:
     """Prepare weights whose class no checker knows."""
     call = cast("Callable[..., AiterWeights]", prepare_aiter)
     chosen = {"layout": LAYOUTS[form]} if form in LAYOUTS else {}
-    return call(weights, library, options=options or AiterOptions(), **chosen)
+    return call(weights, library, options=options or AiterOptions(), **chosen, **_static(form))
 
 
-def prepare_fnuz(weights: ExpertWeights[GateUpOrder], library: AiterLibrary) -> AiterWeights:
-    return cast("Callable[..., AiterWeights]", prepare_aiter_fnuz)(weights, library)
+def prepare_fnuz(form: Form, weights: ExpertWeights[GateUpOrder], library: AiterLibrary) -> AiterWeights:
+    return cast("Callable[..., AiterWeights]", prepare_aiter_fnuz)(weights, library, **_static(form))
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------------------------------------

@@ -19,10 +19,9 @@ from moe_typed.formats import (
     MxFp8Rows,
     Payload,
     ScaledRows,
-    ScaleFactor,
     head,
 )
-from moe_typed.runners.aiter import AiterLibrary, AiterOptions, FusedMoe, StaticScales, prepare_aiter
+from moe_typed.runners.aiter import AiterLibrary, AiterOptions, FusedMoe, prepare_aiter
 from moe_typed.stages import RouteRowsOutput
 from tests.emulation.aiter.library import VersionName
 from tests.ops.support import ints
@@ -44,6 +43,7 @@ from tests.runners.aiter.support import (
     reference,
     sink_input,
     slot_input,
+    static_scales,
 )
 
 
@@ -163,10 +163,9 @@ def test_scales_of_tokens_are_a_column_of_the_same_memory() -> None:
 def test_the_scale_that_comes_with_the_rows_wins_over_the_static_one() -> None:
     recorder, weights = Recorder(), make_weights("fp8-tensor")
     assert isinstance(weights, Fp8TensorExpertWeights)
-    static = StaticScales(ScaleFactor(torch.full((1,), 0.01)), ScaleFactor(torch.full((1,), 0.02)))
+    static = static_scales(0.01, 0.02)
     runner = prepare_aiter(weights, recorder.library, static=static).runner(SILU)
     assert static.w13_input is not None
-    assert static.w2_input is not None
     data = make_rows(Fp8TensorRows, 5)
     assert isinstance(data, Fp8TensorRows)
     for rows, scale in ((make_rows(Bf16Rows, 5), static.w13_input.factor), (data, data.scale)):
@@ -208,7 +207,8 @@ def test_strided_rows_are_made_contiguous() -> None:
     strided = Bf16Rows(data.data.T.contiguous().T)
     weights = make_weights("bf16")
     runner_input = sink_input(strided, ids.T.contiguous().T, "bf16")
-    found = make_runner("bf16", weights, recorder.library).run(runner_input).hidden_states
+    routing = attrs.evolve(runner_input.routing, topk_weights=runner_input.routing.topk_weights.T.contiguous().T)
+    found = make_runner("bf16", weights, recorder.library).run(attrs.evolve(runner_input, routing=routing)).hidden_states
     assert all(recorder.tensor(name).is_contiguous() for name in ("hidden_states", "topk_ids", "topk_weight"))
     assert distance(found, reference(data, ids, runner_input.routing.topk_weights, weights, SILU)) < 0.02
 

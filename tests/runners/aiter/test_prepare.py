@@ -25,12 +25,24 @@ from moe_typed.formats import (
     MxFp4Rows,
     MxFp8Rows,
     Payload,
-    ScaleFactor,
 )
 from moe_typed.runners import aiter as room
 from moe_typed.runners.acceptance import ACCEPTANCE, RunnerName
 from moe_typed.runners.aiter.weights_fp8 import e4m3fn_to_e4m3fnuz, join_scales
-from tests.runners.aiter.support import FNUZ, FNUZ_FORMS, FORMS, HIDDEN, INTER, Form, L, make_library, make_weights, prepare, prepare_fnuz
+from tests.runners.aiter.support import (
+    FNUZ,
+    FNUZ_FORMS,
+    FORMS,
+    HIDDEN,
+    INTER,
+    Form,
+    L,
+    make_library,
+    make_weights,
+    prepare,
+    prepare_fnuz,
+    static_scales,
+)
 
 FN = torch.float8_e4m3fn
 
@@ -60,7 +72,7 @@ def test_the_accept_sets(form: Form, payloads: tuple[type[Payload], ...]) -> Non
     ("form", "payload"), [("fp8-tensor", Fp8FnuzTensorRows), ("fp8-channel", Fp8FnuzTokenRows), ("fp8-block128", Fp8FnuzBlock128Rows)]
 )
 def test_the_accept_sets_of_fnuz(form: Form, payload: type[Payload]) -> None:
-    prepared = prepare_fnuz(make_weights(form), make_library(gfx="gfx942")[0])
+    prepared = prepare_fnuz(form, make_weights(form), make_library(gfx="gfx942")[0])
     (row,) = [row for row in ACCEPTANCE if row.prepared.__qualname__ == type(prepared).__qualname__]
     assert (row.weights, row.payloads) == (type(make_weights(form)), (Bf16Rows, payload))
 
@@ -167,7 +179,7 @@ def test_every_byte_means_half_as_much_in_fnuz() -> None:
 @pytest.mark.parametrize("form", FNUZ_FORMS)
 def test_scales_are_doubled_for_fnuz(form: Form) -> None:
     weights = make_weights(form)
-    fn, fnuz = prepare(form, weights, make_library()[0]), prepare_fnuz(weights, make_library(gfx="gfx942")[0])
+    fn, fnuz = prepare(form, weights, make_library()[0]), prepare_fnuz(form, weights, make_library(gfx="gfx942")[0])
     for mine, other in ((fn.operands().w1_scale, fnuz.operands().w1_scale), (fn.operands().w2_scale, fnuz.operands().w2_scale)):
         assert mine is not None
         assert other is not None
@@ -177,11 +189,10 @@ def test_scales_are_doubled_for_fnuz(form: Form) -> None:
 def test_static_scales_are_doubled_too() -> None:
     weights = make_weights("fp8-tensor")
     assert isinstance(weights, Fp8TensorExpertWeights)
-    static = room.StaticScales(ScaleFactor(torch.tensor([0.5])), None)
-    prepared = room.prepare_aiter_fnuz(weights, make_library(gfx="gfx942")[0], static=static)
+    prepared = room.prepare_aiter_fnuz(weights, make_library(gfx="gfx942")[0], static=static_scales(0.5, 0.25))
     assert prepared.a1_scale is not None
     assert torch.equal(prepared.a1_scale, torch.ones(1))
-    assert prepared.a2_scale is None
+    assert torch.equal(prepared.a2_scale, torch.tensor([0.5]))
 
 
 def test_negative_zeros_of_a_checkpoint_become_zeros() -> None:

@@ -19,11 +19,11 @@ from moe_typed.runners.aiter import (
     AiterMxFp4A8W4Weights,
     AiterOptions,
     MxFp4Layout,
-    StaticScales,
     prepare_aiter,
     prepare_aiter_as,
     prepare_aiter_fnuz,
 )
+from tests.emulation.aiter.dtypes import Gfx
 from tests.runners.aiter.support import (
     FNUZ_FORMS,
     FORMS,
@@ -33,6 +33,7 @@ from tests.runners.aiter.support import (
     make_weights,
     prepare,
     prepare_fnuz,
+    static_scales,
 )
 
 UNTYPED = cast("Callable[..., object]", prepare_aiter)
@@ -61,7 +62,7 @@ def test_fp8_is_prepared_for_the_fp8_of_the_device(form: Form) -> None:
     with pytest.raises(UnsupportedError, match=r"fp8 is e4m3fnuz on gfx942: prepare .* with prepare_aiter_fnuz"):
         prepare(form, make_weights(form), on("gfx942"))
     with pytest.raises(UnsupportedError, match=r"fp8 is e4m3fn on gfx950: prepare .* with prepare_aiter$"):
-        prepare_fnuz(make_weights(form), on("gfx950"))
+        prepare_fnuz(form, make_weights(form), on("gfx950"))
 
 
 @pytest.mark.parametrize("form", ["a8w4", "mxfp8"])
@@ -133,7 +134,7 @@ def test_a_nan_has_no_same_byte_in_fnuz() -> None:
     weights = make_weights("fp8-channel")
     weights.w2.view(torch.uint8)[0, 0, 0] = 0xFF
     with pytest.raises(UnsupportedError, match="hold a NaN"):
-        prepare_fnuz(weights, on("gfx942"))
+        prepare_fnuz("fp8-channel", weights, on("gfx942"))
 
 
 def test_what_is_no_checkpoint_is_refused() -> None:
@@ -151,12 +152,19 @@ def test_what_is_no_checkpoint_is_refused() -> None:
     [
         ("a4w4", {}, "mxfp4 weights have three layouts in AITER: say which"),
         ("bf16", {"layout": MxFp4Layout.A4W4}, "layout is for mxfp4 weights alone; got Bf16ExpertWeights"),
-        ("bf16", {"static": StaticScales()}, "static scales are for fp8-tensor weights alone: AITER computes those of bf16"),
+        ("bf16", {"static": static_scales()}, "static scales are for fp8-tensor weights alone: AITER computes those of bf16"),
     ],
 )
 def test_keywords_belong_to_a_format(form: Form, keywords: Mapping[str, object], fragment: str) -> None:
     with pytest.raises(TypeError, match=fragment):
         UNTYPED(make_weights(form), make_library()[0], **keywords)
+
+
+@pytest.mark.parametrize(("gfx", "prepare_tensor"), [("gfx950", prepare_aiter), ("gfx942", prepare_aiter_fnuz)])
+def test_one_scale_between_the_products_must_be_given(gfx: Gfx, prepare_tensor: Callable[..., object]) -> None:
+    """AITER would find it among rows of routes that go nowhere, which no product wrote."""
+    with pytest.raises(UnsupportedError, match=r"rows that it never wrote.*static=StaticScales\(w2_input=\.\.\.\)"):
+        prepare_tensor(make_weights("fp8-tensor"), make_library(gfx=gfx)[0])
 
 
 def test_a_plan_names_a_class_that_the_weights_can_become() -> None:

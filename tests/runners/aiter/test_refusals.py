@@ -31,6 +31,7 @@ from tests.runners.aiter.support import (
     activation_of,
     distance,
     local_routing,
+    localized,
     make_library,
     make_rows,
     make_runner,
@@ -140,15 +141,20 @@ def test_mxfp8_rows_below_the_bound_are_refused_where_fp8_cannot_be_asked_for() 
     assert [(decision.activation, decision.branch) for decision in emulated.decisions] == [(torch.float8_e4m3fn, 3)]
 
 
-def test_one_scale_over_all_rows_needs_all_of_them_alive() -> None:
+@pytest.mark.parametrize("payload", [Bf16Rows, Fp8TensorRows])
+def test_one_scale_over_all_rows_needs_all_of_them_alive(payload: type[Payload]) -> None:
+    """Rows that are fp8 already do not help: what lies between the products is quantised by the same function, which takes no count."""
     library, emulated = make_library()
-    runner = make_runner("fp8-tensor", make_weights("fp8-tensor"), library)
-    ids = random_ids(5, SLOTS)
-    count = DeviceCount(torch.tensor([3], dtype=torch.int32))
-    with pytest.raises(UnsupportedError, match="under one scale only if all are live"):
-        runner.run(slot_input(make_rows(Bf16Rows, 5), ids, count, torch.bfloat16))
-    runner.run(slot_input(make_rows(Fp8TensorRows, 5), ids, count, torch.bfloat16))
-    assert len(emulated.decisions) == 1
+    weights = make_weights("fp8-tensor")
+    runner = make_runner("fp8-tensor", weights, library)
+    rows, ids = make_rows(payload, 5), random_ids(5, SLOTS)
+    for live in (3, DeviceCount(torch.tensor([3], dtype=torch.int32)), DeviceCount(torch.tensor([5], dtype=torch.int32))):
+        with pytest.raises(UnsupportedError, match=r"no count of live rows with fp8-tensor weights.*rows that are all live"):
+            runner.run(slot_input(rows, ids, live, torch.bfloat16))
+    assert emulated.decisions == []
+    runner_input = slot_input(rows, ids, 5, torch.bfloat16)
+    expected = reference(rows, localized(ids), runner_input.routing.topk_weights, weights, SILU)
+    assert distance(runner.run(runner_input).hidden_states, expected) < tolerance("fp8-tensor")
 
 
 @pytest.mark.parametrize("form", ["bf16", "a8w4", "mxfp8"])

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_typed import Bf16Rows, GateUp, Interleaved, MxFp8Rows, UpGate, debug
+from moe_typed import Bf16Rows, GateUp, Interleaved, MxFp8Rows, SiluAndMul, UpGate, debug
 from moe_typed.formats import Fp16Rows, GateUpOrder, Int8ChannelExpertWeights, MxFp8PairRows, Payload
 from moe_typed.ops.quantize.reference import quantize_mxfp8
+from moe_typed.runners import Activation, GeluAndMul, GeluTanhAndMul
 from moe_typed.runners.ascend import components
+from moe_typed.runners.ascend.activations import half_activation, int8_activation
 from moe_typed.runners.ascend.components import (
     AllGatheredActivation,
     AllGatheredFinalize,
@@ -48,13 +50,14 @@ from moe_typed.runners.ascend.components import (
     Unpermute,
     W8A8Matmul,
 )
+from moe_typed.runners.ascend.library import AscendLibrary
 from moe_typed.runners.ascend.weights.whole import w8a8_operands
-from moe_typed.stages import GroupCounts, GroupEnds, GroupPairs, OneRank, RowMajorIndex
+from moe_typed.stages import AscendRowsInput, GroupCounts, GroupEnds, GroupPairs, OneRank, RowMajorIndex
 from tests.emulation.ascend.extension import EmulatedAscendExtensionOps
 from tests.emulation.ascend.misuse import Device
 from tests.emulation.ascend.ops import EmulatedAscendOps
 from tests.ops.support import ints
-from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, emulated, error, randn, routing
+from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, emulated, error, prepare, randn, routing
 
 ROWS = Bf16Rows(randn(3, 12, HIDDEN).bfloat16())
 Ops = EmulatedAscendOps
@@ -134,6 +137,11 @@ class TestQuant:
         assert (found.rows, found.hidden) == (12, HIDDEN)
         assert 0 < error(found.dequantize(), ROWS.data.float()) < loss
 
+    def test_exponents_of_mxfp8_follow_the_floor_rule(self) -> None:
+        """floor(log2 amax) - 8, which cuts what lies above 448: not the ceiling rule, of routing."""
+        rows = Bf16Rows(torch.full((2, 64), 500.0).bfloat16())
+        assert bool((DynamicMxFp8Quant(emulated(Device.A5)).quantise(rows).dequantize() == 448).all())
+
     def test_none_at_all(self) -> None:
         assert NoQuant[Bf16Rows]().quantise(ROWS) is ROWS
 
@@ -193,6 +201,17 @@ class TestActivation:
         assert found.hidden == 64
         assert 0 < error(found.dequantize(), formula(gate, up)) < 0.02
 
+    @pytest.mark.parametrize("make", [half_activation, int8_activation])
+    def test_the_two_gelus_are_two(self, make: Callable[[AscendLibrary, Activation], AscendActivation[GateUp, Any]]) -> None:
+        """They differ by a tenth where both are small."""
+        gate = torch.linspace(-3.5, -2.5, 64).bfloat16().repeat(12, 1)
+        joined, groups = JoinedRows(Bf16Rows(torch.cat((gate, torch.ones_like(gate)), 1)), GateUp), GroupCounts(torch.tensor([4, 0, 8]))
+        exact, tanh = (make(AscendLibrary(emulated()), activation).activate(joined, groups) for activation in (GeluAndMul(), GeluTanhAndMul()))
+        approximate = gate.float() * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate.float() + 0.044715 * gate.float() ** 3))) / 2
+        assert error(exact.dequantize(), gelu(gate.float(), torch.ones(12, 64))) < 0.01
+        assert error(tanh.dequantize(), approximate) < 0.01
+        assert error(exact.dequantize(), approximate) > 0.03
+
     def test_an_order_that_operators_do_not_read(self) -> None:
         with pytest.raises(ValueError, match="read halves or alternating columns, gate first; not up, then gate"):
             ClippedSwiglu(emulated(), UpGate, 1.0, 7.0)
@@ -209,6 +228,13 @@ class TestMatmul:
             found = W8A8Matmul(ops, operand).multiply(rows, GroupPairs(pairs), torch.bfloat16).data
         wanted = torch.cat([part @ weights.dequantize_w13(expert).T for expert, part in ((0, rows.dequantize()[:5]), (3, rows.dequantize()[5:]))])
         assert 0 < error(found, wanted) < 0.006
+
+    def test_the_fused_product_takes_pairs_as_counts(self) -> None:
+        runner = prepare(SCHEMES["mxfp8"].weights(), emulated(Device.A5)).runner(SiluAndMul())
+        pairs = GroupPairs(torch.tensor([[0, 5], [3, 7], [0, 0], [0, 0], [0, 0], [0, 0]]))
+        with debug("strict"):
+            one, other = (runner.run(AscendRowsInput(ROWS, groups, torch.bfloat16)) for groups in (pairs, pairs.counted()))
+        assert torch.equal(one.hidden_states, other.hidden_states)
 
     def test_rows_after_the_total_are_left_undefined(self) -> None:
         ops, weights = emulated(), SCHEMES["w8a8"].weights()

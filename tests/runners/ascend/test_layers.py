@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from moe_typed import Bf16Rows, Experts, GateUp, Interleaved, SiluAndMul, UpGate, debug, upscale_bf16
+from moe_typed import Bf16Rows, Experts, GateUp, Interleaved, LogicalIds, Routing, SiluAndMul, UpGate, debug, upscale_bf16
 from moe_typed.dispatchers import AscendTPDispatcher, as_int8, as_they_are
 from moe_typed.formats import GateUpOrder, MxFp4ExpertWeights
 from moe_typed.runners import Activation
@@ -13,7 +14,7 @@ from moe_typed.runners.ascend import prepare_ascend_mxfp4
 from moe_typed.stages import OneRank, PartialResult
 from tests.emulation.ascend.extension import EmulatedAscendExtensionOps
 from tests.emulation.ascend.misuse import Device
-from tests.runners.ascend.support import ACTIVATIONS, HIDDEN, SCHEMES, Scheme, emulated, error, expected, experts_of, randn, routing, wire
+from tests.runners.ascend.support import ACTIVATIONS, HIDDEN, SCHEMES, Scheme, Weights, emulated, error, expected, experts_of, randn, routing, wire
 
 every_scheme = pytest.mark.parametrize("name", SCHEMES)
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda activation: activation.name)
@@ -68,6 +69,34 @@ def test_a_conversion_stands_between_the_wire_and_the_experts() -> None:
     with debug("strict"):
         output = AscendTPDispatcher(as_int8(ops)).then(experts)(rows, routing(9, 2)).hidden_states
     assert 0 < error(output, expected(rows.data, routing(9, 2), weights, SiluAndMul())) < 0.02
+
+
+def rounding_layer(rows: Tensor, routes: Routing[LogicalIds], weights: Weights, largest: int) -> Tensor:
+    """Return the layer in float64 with the rows of both products rounded to integers -largest..largest, and nothing else."""
+
+    def rounded(part: Tensor) -> Tensor:
+        scale = part.abs().amax(1, keepdim=True) / largest
+        return (part / scale).round() * scale
+
+    out = torch.zeros(rows.shape, dtype=torch.float64)
+    for expert in range(routes.num_experts):
+        token, slot = (routes.topk_ids == expert).nonzero(as_tuple=True)
+        if len(token):
+            gate, up = GateUp.split(rounded(rows[token].double()) @ weights.dequantize_w13(expert).double().T, 1)
+            found = rounded(gate * gate.sigmoid() * up) @ weights.dequantize_w2(expert).double().T
+            out.index_add_(0, token, routes.topk_weights[token, slot].double().unsqueeze(1) * found)
+    return out
+
+
+@pytest.mark.parametrize(("name", "largest", "most"), [("w8a8", 127, 0.012), ("w4a8", 127, 0.012), ("w4a4", 7, 0.06), ("w4a4 packed", 7, 0.06)])
+@pytest.mark.parametrize("hidden", [128, 512])
+def test_what_a_scheme_costs_is_the_rounding_of_its_rows(name: str, largest: int, most: float, hidden: int) -> None:
+    """How much that is depends on the data, and grows with the widths, as amax does; what comes on top is bf16's, and of values near a half."""
+    scheme, ops = SCHEMES[name], emulated()
+    weights = scheme.weights(hidden=hidden, inter=hidden // 2)
+    rows, routes = Bf16Rows(randn(3, 33, hidden).bfloat16()), routing(33, 3)
+    output = AscendTPDispatcher(wire(scheme.wires[-1], Bf16Rows, ops)).then(experts_of(weights, ops))(rows, routes).hidden_states
+    assert 0 < error(output, rounding_layer(rows.data, routes, weights, largest)) < most
 
 
 @every_scheme

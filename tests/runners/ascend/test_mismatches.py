@@ -52,7 +52,7 @@ from moe_typed.stages import (
 from tests.emulation.ascend.misuse import Device, EmulatedMisuse, Reason
 from tests.emulation.ascend.ops import EmulatedAscendOps
 from tests.ops.support import ints
-from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, emulated, error, expected, experts_of, randn, routing
+from tests.runners.ascend.support import EXPERTS, HIDDEN, SCHEMES, emulated, error, expected, experts_of, prepare, randn, routing
 
 ROWS = Bf16Rows(randn(3, 12, HIDDEN).bfloat16())
 
@@ -111,6 +111,25 @@ class Test2GroupListKind:
         assert groups.num_groups == 4
         assert ints(groups.experts_of_rows(7)) == [0, 0, 0, 2, 2, -1, -1]
 
+    def test_no_expert_has_fewer_rows_than_none(self) -> None:
+        with debug("values"), pytest.raises(BoundaryError, match="holds a negative count"):
+            GroupCounts(int64(3, -1, 2))
+
+    @pytest.mark.parametrize(
+        ("pairs", "message"),
+        [
+            ([[0, 3], [7, 2]], r"names an expert outside 0\.\.1"),
+            ([[-1, 3], [1, 2]], r"names an expert outside 0\.\.1"),
+            ([[1, 3], [0, 2]], "names experts that do not rise"),
+            ([[0, 3], [0, 2]], "names experts that do not rise"),
+        ],
+    )
+    def test_pairs_are_of_experts_in_order(self, pairs: list[list[int]], message: str) -> None:
+        with debug("values"):
+            with pytest.raises(BoundaryError, match=message):
+                GroupPairs(torch.tensor(pairs))
+            GroupPairs(torch.tensor([[1, 3], [0, 0]]))  # what comes after the end may be anything
+
     def test_pairs_that_fill_the_list_have_no_end(self) -> None:
         assert ints(GroupPairs(torch.tensor([[0, 3], [1, 2]])).counted().counts) == [3, 2]
 
@@ -152,6 +171,12 @@ class Test11RowsInAnotherFormat:
             QuantisedProjection(DynamicInt8Quant(ops), W4A8Matmul(ops, up)).project(int4, groups, torch.bfloat16)  # type: ignore[arg-type]
         with pytest.raises(BoundaryError, match="W4A8Matmul takes Int8TokenRows"):
             PlainProjection(W4A8Matmul(ops, up)).project(int4, groups, torch.bfloat16)  # type: ignore[arg-type]
+
+    def test_the_fused_product_refuses_them_too(self) -> None:
+        weights, rows = SCHEMES["mxfp8"].weights(), Int8TokenRows(torch.zeros(3, HIDDEN, dtype=torch.int8), torch.ones(3))
+        runner = prepare(weights, emulated(Device.A5)).runner(SiluAndMul())
+        with pytest.raises(BoundaryError, match=r"FusedMxSwiglu takes Bf16Rows \| Fp16Rows \| MxFp8PairRows"):
+            runner.run(AscendRowsInput(rows, GroupCounts(int64(3, 0, 0, 0, 0, 0)), torch.bfloat16))
 
 
 class Unknown(GatedActivation):
@@ -213,6 +238,11 @@ class Test18MinusOneInAnIndex:
                 cls(index(0, -1, 1))
             assert "RowMajorSparseIndex" in caught.value.hint
             RowMajorSparseIndex(index(0, -1, 1))
+
+    @pytest.mark.parametrize("rows", [(0, 0, -1), (0, 2, -1), (0, 1, -2)])
+    def test_what_is_here_stands_once(self, rows: tuple[int, ...]) -> None:
+        with debug("values"), pytest.raises(BoundaryError, match="and -1 for the others"):
+            RowMajorSparseIndex(index(*rows))
 
     def test_routes_to_other_ranks_count_for_nothing(self) -> None:
         """Experts 2 and 3 are here; the rows of the other routes are zeros, and not row 1, as the absolute value of -1 would have it."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moe_typed import Bf16ExpertWeights, GateUp, Interleaved, UpGate, debug
-from moe_typed.formats import GateUpOrder, Int8ChannelExpertWeights
+from moe_typed.formats import AwqExpertWeights, Fp16ExpertWeights, GateUpOrder, Int8ChannelExpertWeights
 from moe_typed.formats.int4 import pack_bytes, pack_words, unpack_bytes, unpack_words
 from moe_typed.runners import UnsupportedError
 from moe_typed.runners.acceptance import ACCEPTANCE, RunnerName
@@ -98,6 +98,7 @@ class TestRefusals:
             prepare(SCHEMES["mxfp8"].weights(inter=96), emulated())
 
     def test_a_reduction_longer_than_w4a8_takes(self) -> None:
+        prepare(SCHEMES["w4a8"].weights(experts=1, hidden=64, inter=18432), emulated())
         weights = SCHEMES["w4a8"].weights(experts=1, hidden=64, inter=18496)
         with pytest.raises(UnsupportedError, match="w2 has 18496 rows; W4A8 products take 18432 at most"):
             prepare(weights, emulated())
@@ -111,6 +112,18 @@ def test_biases_that_a_product_can_add_are_added_in_the_dtype_that_it_wants() ->
     assert prepared.up.bias is not None
     assert prepared.up.bias.dtype == torch.float32
     assert prepared.up.bias[0, 0] == INTER  # gate's first, which stood in the second half
+
+
+def test_beside_fp16_rows_a_bias_is_fp16() -> None:
+    plain, w4a16 = SCHEMES["fp16"].weights(), biased(SCHEMES["awq"].weights())
+    assert isinstance(plain, Fp16ExpertWeights)
+    assert isinstance(w4a16, AwqExpertWeights)
+    half = Fp16ExpertWeights(plain.w13, plain.w2, GateUp, torch.zeros(EXPERTS, 2 * INTER).half(), torch.zeros(EXPERTS, HIDDEN).half())
+    with debug("values"):
+        for prepared in (prepare_ascend(half, emulated()), prepare_ascend_fp16(w4a16, emulated())):
+            for operand in (prepared.up, prepared.down):
+                assert operand.bias is not None
+                assert operand.bias.dtype == torch.float16
 
 
 def test_the_activations_that_a_plan_is_told_of_are_those_that_have_a_component() -> None:

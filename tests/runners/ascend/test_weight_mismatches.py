@@ -3,6 +3,8 @@
 Those that a type shows stand in ``tests/typing/must_fail/ascend.py``, under the same numbers.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,8 +24,8 @@ from moe_typed.runners.ascend.components import (
 )
 from moe_typed.runners.ascend.ops import AclFormat
 from moe_typed.runners.ascend.weights.int4 import w4a8_operands
-from moe_typed.runners.ascend.weights.layout import dense_matrices
-from moe_typed.runners.ascend.weights.operands import W4A8Operand
+from moe_typed.runners.ascend.weights.layout import dense_matrices, int8_matrices
+from moe_typed.runners.ascend.weights.operands import W4A8Operand, W4A16Operand
 from moe_typed.runners.ascend.weights.scales import AddOffset, CarriedScale, FlatCarriedScale, QuantParam, carry, carry_flat, quant_param
 from moe_typed.runners.ascend.weights.whole import bf16_operands
 from moe_typed.stages import (
@@ -74,6 +76,15 @@ class Test5And6W4A8:
         assert error(found[0], wanted) < 0.02
         assert error(found[1], wanted) > 0.1
 
+    @pytest.mark.parametrize("field", ["w13_correction", "w2_correction"])
+    def test_another_correction_is_refused_where_a_checkpoint_holds_it(self, field: str) -> None:
+        weights = w4a8("w4a8 corrected")
+        right: Tensor = vars(weights)[field]
+        for wrong in (torch.zeros_like(right), right / 2, right.flip(0)):
+            fields: dict[str, Any] = {**vars(weights), field: wrong}
+            with debug("values"), pytest.raises(BoundaryError, match=rf"{field}: is not 8 \* sum of code \* scale for expert 0"):
+                ModelSlimW4A8ExpertWeights(**fields)
+
     def test_every_kind_of_list_comes_to_it_as_counts(self) -> None:
         ops = emulated()
         up, _ = w4a8_operands(w4a8(), ops)
@@ -93,6 +104,21 @@ class Test7SignOfZeroPoints:
             AddOffset(torch.full((1, 1, 8), 9.0))
 
 
+class TestScalesInGroups:
+    @pytest.mark.parametrize(
+        ("groups", "offset", "bias", "message"),
+        [
+            (5, torch.bfloat16, torch.float32, "has 5 groups, which do not divide 64 rows"),
+            (2, torch.float32, torch.float32, r"offset: is torch\.float32, but the scale torch\.bfloat16"),
+            (2, torch.bfloat16, torch.bfloat16, r"bias: is torch\.bfloat16, but beside torch\.bfloat16 rows it is torch\.float32"),
+        ],
+    )
+    def test_they_belong_to_their_weights(self, groups: int, offset: torch.dtype, bias: torch.dtype, message: str) -> None:
+        words, scale = torch.zeros(2, 64, 4, dtype=torch.int32), torch.ones(2, groups, 32, dtype=torch.bfloat16)
+        with debug("values"), pytest.raises(BoundaryError, match=message):
+            W4A16Operand(words, scale, AddOffset(torch.zeros_like(scale, dtype=offset)), AclFormat.ND, torch.zeros(2, 32, dtype=bias))
+
+
 class Test8And9Carriers:
     def test_a_quantisation_parameter_is_no_carrier(self) -> None:
         param = quant_param(emulated(), torch.rand(2, 8)).param
@@ -101,6 +127,8 @@ class Test8And9Carriers:
                 FlatCarriedScale(param)
             with pytest.raises(BoundaryError, match="more than the 32 bits of a float32"):
                 CarriedScale(param.unsqueeze(1))
+            with pytest.raises(BoundaryError, match="more than the 32 bits of a float32"):
+                FlatCarriedScale(torch.tensor([[-1.5]]).view(torch.int32).long())  # widened with its sign
             with pytest.raises(BoundaryError, match="lacks bit 46"):
                 QuantParam(carry_flat(torch.rand(2, 8)).scale)
 
@@ -142,9 +170,14 @@ class Test23PhysicalFormat:
 
     def test_a_size_that_tiles_do_not_divide_stays_as_it_is_and_says_so(self) -> None:
         assert dense_matrices(emulated(), torch.zeros(2, 24, 16))[1] is AclFormat.ND
+        assert dense_matrices(emulated(), torch.zeros(2, 16, 24))[1] is AclFormat.ND
         assert dense_matrices(emulated(), torch.zeros(2, 32, 16))[1] is AclFormat.FRACTAL_NZ
+        assert int8_matrices(emulated(), torch.zeros(2, 48, 16, dtype=torch.int8))[1] is AclFormat.ND
+        assert int8_matrices(emulated(), torch.zeros(2, 64, 16, dtype=torch.int8))[1] is AclFormat.FRACTAL_NZ
 
     def test_products_that_read_tiles_alone_refuse_it(self) -> None:
         for name in ("w4a8", "w4a4"):
             with pytest.raises(UnsupportedError, match="w2 has 72 columns; int4 weights for integer rows need a multiple of 64"):
                 experts_of(SCHEMES[name].weights(hidden=72), emulated())
+            with pytest.raises(UnsupportedError, match="w13 has 160 columns"):
+                experts_of(SCHEMES[name].weights(inter=80), emulated())

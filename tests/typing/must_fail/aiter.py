@@ -16,7 +16,7 @@ from moe_typed import (
     Routing,
     prepare_aiter,
 )
-from moe_typed.formats import Fp8ChannelExpertWeights, Fp32ExpertWeights, MxFp4ExpertWeights, MxFp8Rows
+from moe_typed.formats import Fp8ChannelExpertWeights, Fp8TensorExpertWeights, Fp32ExpertWeights, MxFp4ExpertWeights, MxFp8Rows
 from moe_typed.routing import ExpertMask, SinkMask
 from moe_typed.runners import AiterLibrary, AiterRunner, prepare_aiter_fnuz
 from moe_typed.runners.aiter import AiterFp8TokenWeights
@@ -49,6 +49,13 @@ def mxfp8_rows_into_the_layout_of_fp4_rows(weights: MxFp4ExpertWeights[GateUp], 
     # E: Argument 1 to "__call__" of "ExpertStage" has incompatible type "MoriEPNormalDispatchOutput[MxFp8Rows]"
     # E: expected "DispatchOutput[Bf16Rows | MxFp4Rows, MoriEPNormalCombineInput]"
     # P: "MoriEPNormalDispatchOutput[MxFp8Rows]" cannot be assigned to parameter "dispatched" of type "DispatchOutput[Bf16Rows | MxFp4Rows,
+
+
+def one_scale_for_all_rows_without_it(weights: Fp8TensorExpertWeights[GateUp]) -> None:
+    prepare_aiter(weights)
+    # E: No overload variant of "prepare_aiter" matches argument type "Fp8TensorExpertWeights[GateUp]"
+    # P: No overloads for "prepare_aiter" match the provided arguments
+    # P: Argument of type "Fp8TensorExpertWeights[GateUp]" cannot be assigned to parameter "weights"
 
 
 def prepared_twice(weights: Bf16ExpertWeights[GateUp]) -> None:

@@ -22,6 +22,7 @@ from moe_typed.dispatchers import (
     MoriNormalDispatcher,
     MoriOp,
     NixlDispatcher,
+    PairedArena,
     PendingDispatch,
     RingArena,
 )
@@ -115,34 +116,43 @@ def experts_that_do_not_take_the_wire(deepep: DeepEPLowLatencyDispatcher[Slab], 
 def wires_that_a_library_does_not_have(
     deepep: LowLatencyBuffer[tuple[Tensor, Tensor, int, int, int]], mooncake: MooncakeBuffer, spread: ExpertSpread
 ) -> None:
-    DeepEPLowLatencyDispatcher(deepep, LL_FP8_ROWS, spread, max_tokens=4, topk_idx_t=torch.int64)
+    DeepEPLowLatencyDispatcher(deepep, LL_FP8_ROWS, spread, max_tokens=4, topk_idx_t=torch.int64, arena=RingArena())
     # E: Value of type variable "P_co" of "DeepEPLowLatencyDispatcher" cannot be "Fp8Block128Rows"
     # P: "Fp8Block128Rows" is not assignable to type "Bf16Rows | Fp8Block128SlabRows | Fp8Block128PackedSlabRows"
-    MooncakeDispatcher(mooncake, LL_FP8_UE8M0, spread, max_tokens=4, active_ranks=None, timeout_us=-1)
+    MooncakeDispatcher(mooncake, LL_FP8_UE8M0, spread, max_tokens=4, active_ranks=None, timeout_us=-1, arena=RingArena())
     # E: Value of type variable "P_co" of "MooncakeDispatcher" cannot be "Fp8Block128PackedSlabRows"
     # P: "Fp8Block128PackedSlabRows" is not assignable to type "Bf16Rows | Fp8Block128SlabRows | Fp8Block128Rows"
-    MooncakeDispatcher(mooncake, quantize_mxfp8, spread, max_tokens=4, active_ranks=None, timeout_us=-1)
+    MooncakeDispatcher(mooncake, quantize_mxfp8, spread, max_tokens=4, active_ranks=None, timeout_us=-1, arena=RingArena())
     # E: Argument 2 to "MooncakeDispatcher" has incompatible type "Conversion[Bf16Rows | Fp16Rows | Fp32Rows, MxFp8Rows]"
     # P: "Conversion[AnyDenseRows, MxFp8Rows]" cannot be assigned to parameter "wire"
 
 
 def buffer_of_another_library(buffer: nixl_ep.Buffer, spread: ExpertSpread) -> None:
-    DeepEPLowLatencyDispatcher(buffer, LL_FP8, spread, max_tokens=4, topk_idx_t=torch.int64)
+    DeepEPLowLatencyDispatcher(buffer, LL_FP8, spread, max_tokens=4, topk_idx_t=torch.int64, arena=RingArena())
     # E: has incompatible type "Buffer"; expected "LowLatencyBuffer[tuple[Tensor, Tensor, int, int, int]]"
     # P: "Buffer" is incompatible with protocol "LowLatencyBuffer[_Handle]"
-    MooncakeDispatcher(buffer, LL_BF16, spread, max_tokens=4, active_ranks=None, timeout_us=-1)
+    MooncakeDispatcher(buffer, LL_BF16, spread, max_tokens=4, active_ranks=None, timeout_us=-1, arena=RingArena())
     # E: has incompatible type "Buffer"; expected "MooncakeBuffer"
     # P: "Buffer" is incompatible with protocol "MooncakeBuffer"
 
 
 def arena_of_another_kind(op: MoriOp, residence: Residence[PhysicalIds], ring: RingArena) -> None:
     MoriNormalDispatcher(op, quantize_mxfp8, residence, arena=ring)
-    # E: has incompatible type "RingArena"; expected "PairedArena | None"
+    # E: has incompatible type "RingArena"; expected "PairedArena"
     # P: "RingArena" is not assignable to "PairedArena"
 
 
-def masks_of_another_space(op: MoriOp, residence: Residence[LogicalIds]) -> None:
+def layers_that_share_no_arena(op: MoriOp, buffer: LowLatencyBuffer[tuple[Tensor, Tensor, int, int, int]], residence: Residence[PhysicalIds]) -> None:
     MoriNormalDispatcher(op, quantize_mxfp8, residence)
+    # E: Missing named argument "arena" for "MoriNormalDispatcher"
+    # P: Argument missing for parameter "arena"
+    DeepEPLowLatencyDispatcher(buffer, LL_FP8, ExpertSpread(0, 1, 2), max_tokens=4, topk_idx_t=torch.int64)
+    # E: Missing named argument "arena" for "DeepEPLowLatencyDispatcher"
+    # P: Argument missing for parameter "arena"
+
+
+def masks_of_another_space(op: MoriOp, residence: Residence[LogicalIds]) -> None:
+    MoriNormalDispatcher(op, quantize_mxfp8, residence, arena=PairedArena())
     # E: has incompatible type "Residence[LogicalIds]"; expected "Residence[PhysicalIds]"
     # P: "Residence[LogicalIds]" is not assignable to "Residence[PhysicalIds]"
 

@@ -26,6 +26,8 @@ from moe_typed.dispatchers import (
     MoriNormalDispatcher,
     MoriV2Dispatcher,
     NixlDispatcher,
+    PairedArena,
+    RingArena,
 )
 from moe_typed.formats import Fp8Block128PackedSlabRows, Fp8Block128Rows, Fp8Block128SlabRows
 from moe_typed.routing import PaddedPhysicalIds, PhysicalIds, Residence, Routing
@@ -45,11 +47,11 @@ def deepep(
     if isinstance(buffer, deep_ep.Buffer):
         config = deep_ep.Buffer.get_dispatch_config(2)
         normal = DeepEPNormalDispatcher(buffer, quantize_mxfp8, spread, topk_idx_t=deep_ep.topk_idx_t, dispatch_config=config)
-        slab = DeepEPLowLatencyDispatcher(buffer, LL_FP8, spread, max_tokens=4, topk_idx_t=deep_ep.topk_idx_t)
+        slab = DeepEPLowLatencyDispatcher(buffer, LL_FP8, spread, max_tokens=4, topk_idx_t=deep_ep.topk_idx_t, arena=RingArena())
     else:
         normal = DeepEPNormalDispatcher(buffer, quantize_mxfp8, spread, topk_idx_t=torch.int64, dispatch_config=Config())
-        slab = DeepEPLowLatencyDispatcher(buffer, LL_FP8, spread, max_tokens=4, topk_idx_t=torch.int64)
-        DeepEPLowLatencyDispatcher(buffer, LL_FP8_UE8M0, spread, max_tokens=4, topk_idx_t=torch.int64)
+        slab = DeepEPLowLatencyDispatcher(buffer, LL_FP8, spread, max_tokens=4, topk_idx_t=torch.int64, arena=RingArena())
+        DeepEPLowLatencyDispatcher(buffer, LL_FP8_UE8M0, spread, max_tokens=4, topk_idx_t=torch.int64, arena=RingArena())
     assert_type(normal.dispatch(rows, slots), DeepEPNormalDispatchOutput[MxFp8Rows])
     assert_type(slab.dispatch(rows, padded), DeepEPLLDispatchOutput[Fp8Block128SlabRows])
     assert_type(slab.start_dispatch(rows, slots).wait(), DeepEPLLDispatchOutput[Fp8Block128SlabRows])
@@ -64,26 +66,26 @@ def deepep_v2(buffer: deep_ep.ElasticBuffer, emulated: EmulatedElasticBuffer, sp
 def mori(
     v1: mori_v1.EpDispatchCombineOp, v2: mori_v2.EpDispatchCombineOp, residence: Residence[PhysicalIds], rows: Bf16Rows, slots: Routing[PhysicalIds]
 ) -> None:
-    assert_type(MoriNormalDispatcher(v1, bf16_as_is, residence).dispatch(rows, slots), MoriEPNormalDispatchOutput[Bf16Rows])
-    assert_type(MoriV2Dispatcher(v2, quantize_mxfp8, residence).dispatch(rows, slots), MoriEPNormalDispatchOutput[MxFp8Rows])
-    MoriLowLatencyDispatcher(v1, bf16_as_is, residence).start_dispatch(rows, slots).wait()
+    assert_type(MoriNormalDispatcher(v1, bf16_as_is, residence, arena=PairedArena()).dispatch(rows, slots), MoriEPNormalDispatchOutput[Bf16Rows])
+    assert_type(MoriV2Dispatcher(v2, quantize_mxfp8, residence, arena=PairedArena()).dispatch(rows, slots), MoriEPNormalDispatchOutput[MxFp8Rows])
+    MoriLowLatencyDispatcher(v1, bf16_as_is, residence, arena=PairedArena()).start_dispatch(rows, slots).wait()
 
 
 def emulated_mori(v1: EmulatedDispatchCombineOp, v2: EmulatedDispatchCombineOpV2, residence: Residence[PhysicalIds]) -> None:
-    MoriNormalDispatcher(v1, bf16_as_is, residence)
-    MoriV2Dispatcher(v2, bf16_as_is, residence)
+    MoriNormalDispatcher(v1, bf16_as_is, residence, arena=PairedArena())
+    MoriV2Dispatcher(v2, bf16_as_is, residence, arena=PairedArena())
 
 
 def mooncake(
     buffer: mooncake_ep_buffer.Buffer, emulated: EmulatedMooncakeBuffer, spread: ExpertSpread, rows: Bf16Rows, slots: Routing[PaddedPhysicalIds]
 ) -> None:
-    fast = MooncakeDispatcher(buffer, LL_FP8, spread, max_tokens=4, active_ranks=None, timeout_us=-1)
-    slow = MooncakeDispatcher(emulated, LL_FP8_ROWS, spread, max_tokens=4, active_ranks=None, timeout_us=-1)
+    fast = MooncakeDispatcher(buffer, LL_FP8, spread, max_tokens=4, active_ranks=None, timeout_us=-1, arena=RingArena())
+    slow = MooncakeDispatcher(emulated, LL_FP8_ROWS, spread, max_tokens=4, active_ranks=None, timeout_us=-1, arena=RingArena())
     assert_type(fast.dispatch(rows, slots), MooncakeDispatchOutput[Fp8Block128SlabRows])
     assert_type(slow.dispatch(rows, slots), MooncakeDispatchOutput[Fp8Block128Rows])
 
 
 def nixl(buffer: nixl_ep.Buffer, emulated: EmulatedNixlBuffer, spread: ExpertSpread) -> None:
-    NixlDispatcher(buffer, LL_BF16, spread, max_tokens=4, topk_idx_t=nixl_ep.topk_idx_t)
-    packed = NixlDispatcher(emulated, LL_FP8_UE8M0, spread, max_tokens=4, topk_idx_t=torch.int32)
+    NixlDispatcher(buffer, LL_BF16, spread, max_tokens=4, topk_idx_t=nixl_ep.topk_idx_t, arena=RingArena())
+    packed = NixlDispatcher(emulated, LL_FP8_UE8M0, spread, max_tokens=4, topk_idx_t=torch.int32, arena=RingArena())
     assert_type(packed.payload, type[Fp8Block128PackedSlabRows])

@@ -23,6 +23,8 @@ _ROW_MAJOR: Final = Layout(contiguous=True)
 _CHANNEL: Final = ScaleSpec(torch.float32, (1, 0), ScaleOrder.PER_ROW, ScaleRounding.NONE)
 _PER_BYTE: Final = 2
 _LARGEST: Final = 7
+_CORRECTION: Final = 8  # x = 16 * high + low + 8: the NPU's product lacks 8 * sum of code * scale (CANN ops-transformer, gmm/grouped_matmul)
+_CORRECTION_ERROR: Final = 2**-8  # of 8 * sum of |code| * scale: room for a correction of scales that were in bf16, which rounds by 2^-9
 _SCALES: Final[Mapping[str, Shard]] = {"w13_scale": Shard(1, 1, joined=True), "b13": Shard(1, 1, joined=True)}
 _PACKED: Final[Mapping[str, Shard]] = {"w13": Shard(1, _PER_BYTE, joined=True), "w2": Shard(2, 1), **_SCALES}
 
@@ -65,6 +67,22 @@ class ModelSlimW4A8ExpertWeights(BytePackedExpertWeights[O_co]):
     w2_correction: Annotated[Float32[Tensor, "experts hidden parts"], _ROW_MAJOR] | None = None
     b13: BFloat16[Tensor, "experts 2*inter"] | None = None
     b2: BFloat16[Tensor, "experts hidden"] | None = None
+
+    def check_values(self) -> None:
+        """Raise BoundaryError for corrections other than 8 * sum of code * scale, with which the product is wrong and nothing else raises."""
+        given2 = None if self.w2_correction is None else self.w2_correction.sum(2)
+        for name, weight, scale, given in (
+            ("w13_correction", self.w13, self.w13_scale, self.w13_correction),
+            ("w2_correction", self.w2, self.w2_scale, given2),
+        ):
+            if given is None:
+                continue
+            for expert, packed in enumerate(weight):
+                codes = unpack_bytes(packed, 0).to(torch.float32)
+                wanted, most = (_CORRECTION * part.sum(1) * scale[expert] for part in (codes, codes.abs()))
+                if bool(((given[expert] - wanted).abs() > _CORRECTION_ERROR * most.abs()).any()):
+                    hint = "leave it out, and it is computed where weights are prepared"
+                    raise value_error(self, name, f"is not {_CORRECTION} * sum of code * scale for expert {expert}", hint)
 
     @property
     @override

@@ -56,8 +56,8 @@ class Adapted:
 def adapt(stored: Stored, *, row_major: bool) -> Adapted:
     """Return a module's weights.
 
-    ``row_major``: lay transposed matrices out anew, in place, if they are not row-major already. Raises: UnsupportedError for a layout that no
-    class of this project has, with the reason.
+    ``row_major``: lay transposed matrices out anew, in place, if they are not row-major already; where one of the two is, the other follows in any
+    case. Raises: UnsupportedError for a layout that no class of this project has, with the reason.
     """
     if stored.get(stored.first, "_blocks") is not None:
         return _mxfp4_blocks(stored)
@@ -84,9 +84,8 @@ def _dense(stored: Stored, first: Tensor, second: Tensor, *, row_major: bool) ->
         return Adapted(_UNGATED[dtype](_dense_in_memory(first), _dense_in_memory(second), Ungated, b13, b2), copied=copied)
     if not stored.transposed:
         return Adapted(_GATED[dtype](_dense_in_memory(first), _dense_in_memory(second), stored.order, b13, b2), copied=copied)
-    turned = first.mT.is_contiguous() and second.mT.is_contiguous()
-    if not row_major and not turned:
-        return Adapted(_TRANSPOSED[dtype](_dense_in_memory(first), _dense_in_memory(second), stored.order, b13, b2), copied=copied)
+    if not row_major and first.is_contiguous() and second.is_contiguous():
+        return Adapted(_TRANSPOSED[dtype](first, second, stored.order, b13, b2), copied=copied)
     relaid = sum(_relay(tensor) for tensor in (first, second))
     return Adapted(_GATED[dtype](first.mT, second.mT, stored.order, b13, b2), relaid=relaid, copied=copied)
 

@@ -8,7 +8,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import torch
 from torch import Tensor, fx
@@ -86,10 +86,19 @@ def _expression(function: Function, width: int) -> Expression | None:
     example = torch.zeros(_ROWS, width)
     try:
         with torch.no_grad():
-            graph = make_fx(lambda rows: function(rows))(example).graph  # the tracer counts the arguments of a method wrongly
+            graph = make_fx(_plain(function))(example).graph
         return _read(graph, width)
     except Exception:  # what cannot be traced, for whatever reason of its own, is not known
         return None
+
+
+def _plain(function: Function) -> Function:
+    """Return a method as a function: the tracer counts the arguments of a method wrongly."""
+
+    def call(rows: Tensor) -> Tensor:
+        return function(rows)
+
+    return call
 
 
 def _read(graph: fx.Graph, width: int) -> Expression:
@@ -158,10 +167,8 @@ def _product(*factors: Expression) -> Expression:
 
 
 def _constants(expression: Expression) -> Iterator[float]:
-    match expression:
-        case ("number", float(value)):
-            yield value
-        case _:
-            for part in expression:
-                if isinstance(part, tuple):
-                    yield from _constants(part)
+    if expression[0] == "number" and isinstance(expression[1], float):
+        yield expression[1]
+    for part in expression:
+        if isinstance(part, tuple):
+            yield from _constants(cast("Expression", part))

@@ -7,10 +7,11 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from .layers import Held, hold
+from .layers import Found, Held, hold
 from .options import Options
 
 _HELD: Final = "_moe_typed_held"
+_FOUND: Final = "_moe_typed_found"
 _OWN: Final = "_moe_typed_options"
 
 _Prepare: TypeAlias = Callable[[nn.Module, torch.dtype, int, Options], Held]
@@ -53,12 +54,28 @@ def give_options(module: nn.Module, options: Options) -> None:
     setattr(module, _OWN, options)
 
 
+def found_by(module: nn.Module) -> Found | None:
+    """Return what was found out of a module when its layer was last prepared."""
+    return cast("Found | None", getattr(module, _FOUND, None))
+
+
+def brought(module: nn.Module) -> bool:
+    """Say whether accelerate brings a module's weights for each forward and takes them away after it (``device_map`` with offload)."""
+    hook: object = getattr(module, "_hf_hook", None)
+    hooks: tuple[object, ...] = getattr(hook, "hooks", (hook,))
+    return any(bool(getattr(each, "offload", False)) for each in hooks)
+
+
 def prepare(module: nn.Module, rows: torch.dtype, top_k: int, options: Options) -> Held:
-    """Prepare a module's layer and let the module hold it. Raises: UnsupportedError."""
-    held = hold(module, rows, top_k, options)
-    setattr(module, _HELD, held)
+    """Prepare a module's layer and let the module hold it, unless its weights are to go again: then it holds what was found out alone.
+
+    Raises: UnsupportedError.
+    """
+    held = hold(module, rows, top_k, options, found_by(module))
+    setattr(module, _FOUND, held.found)
+    setattr(module, _HELD, None if brought(module) else held)
     return held
 
 
 # Planning reads modules and tables in ways that dynamo does not trace; the graph breaks here once, and holds the layer ever after.
-_prepare = cast("Callable[[_Prepare], _Prepare]", torch.compiler.disable)(prepare)
+_prepare = cast("Callable[[_Prepare], _Prepare]", torch.compiler.disable)(prepare)  # pyright: ignore[reportUnknownMemberType]  torch types it by halves

@@ -1,5 +1,6 @@
 """One expert layer of a model, planned and prepared once, and the tests that say whether it is still the module's."""
 
+from abc import ABC
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Final, TypeAlias, cast, final
@@ -11,7 +12,7 @@ from typing_extensions import override
 
 from ...boundary import debug
 from ...dispatchers import MoELayer
-from ...formats import DenseRows, Payload
+from ...formats import DenseRows, GateUpOrder, Payload
 from ...plan import MoEProblem, PlanError, PlanReport, RunnerRequest, build_layer, plan, probe_environment
 from ...plan.ways import DENSE_MODELS
 from ...routing import from_topk
@@ -37,16 +38,17 @@ class Seen:
     tensor: Tensor
     address: int
     dtype: torch.dtype
+    shape: torch.Size
     strides: tuple[int, ...]
     version: int | None
 
     def same_memory(self, now: Tensor) -> bool:
         """Say whether ``now`` lies where this tensor lay, as it lay."""
-        return now.data_ptr() == self.address and now.dtype is self.dtype and now.stride() == self.strides and now.shape == self.tensor.shape
+        return now.data_ptr() == self.address and now.dtype is self.dtype and now.stride() == self.strides and now.shape == self.shape
 
 
 def _see(name: str, tensor: Tensor) -> Seen:
-    return Seen(name, tensor, tensor.data_ptr(), tensor.dtype, tensor.stride(), _version(tensor))
+    return Seen(name, tensor, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), _version(tensor))
 
 
 def _version(tensor: Tensor) -> int | None:
@@ -54,29 +56,8 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version  # noqa: SLF001  torch has no other name for it
 
 
-@final
-@attrs.frozen(eq=False)
-class Held:
-    """The layer of one experts module, which holds it. A copy of the module, or a pickle, holds none: it prepares its own.
-
-    ``rows``: the dtype that rows must have, None where they are converted to that of the weights, ``compute``. ``with_grad``: whether gradients were
-    recorded while it was prepared. ``copies``: whether anything that was prepared is a copy, which does not follow a change of the module's own.
-    """
-
-    options: Options
-    report: PlanReport
-    activation: Activation
-    adapted: Adapted
-    layer: Layer
-    make_rows: Callable[[Tensor], DenseRows]
-    seen: tuple[Seen, ...]
-    compute: torch.dtype
-    rows: torch.dtype | None
-    num_experts: int
-    training: bool
-    with_grad: bool
-    copies: bool
-    differentiable: bool
+class _Own(ABC):
+    """What a module holds for itself: a copy of the module, or a pickle, has None in its place, and prepares its own."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         return None
@@ -85,9 +66,62 @@ class Held:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
 
+
+@final
+@attrs.frozen(eq=False)
+class Found(_Own):
+    """What was found out of a module: all that stays true when its tensors are replaced by others like them. It keeps no tensor alive.
+
+    ``compute``: the dtype of rows in the layer. ``tensors``: dtype, shape and device of each. ``weights``: the name of the class that they became.
+    """
+
+    options: Options
+    report: PlanReport
+    activation: Activation
+    order: type[GateUpOrder]
+    compute: torch.dtype
+    training: bool
+    tensors: dict[str, tuple[torch.dtype, torch.Size, torch.device]]
+    weights: str
+    relaid: int
+    copied: int
+
+    def is_of(self, module: nn.Module, stored: Stored, compute: torch.dtype, options: Options) -> bool:
+        """Say whether this holds for what ``module`` has now, wherever that lies."""
+        if options is not self.options or module.training is not self.training or compute is not self.compute:
+            return False
+        return _kinds(stored) == self.tensors
+
+
+def _kinds(stored: Stored) -> dict[str, tuple[torch.dtype, torch.Size, torch.device]]:
+    return {name: (tensor.dtype, tensor.shape, tensor.device) for name, tensor in stored.tensors.items()}
+
+
+@final
+@attrs.frozen(eq=False)
+class Held(_Own):
+    """The layer of one experts module, which holds it.
+
+    ``rows``: the dtype that rows must have, None where they are converted to that of the weights. ``with_grad``: whether gradients were
+    recorded while it was prepared. ``copies``: whether anything that was prepared is a copy, which does not follow a change of the module's own.
+    """
+
+    found: Found
+    adapted: Adapted
+    layer: Layer
+    make_rows: Callable[[Tensor], DenseRows]
+    seen: tuple[Seen, ...]
+    rows: torch.dtype | None
+    num_experts: int
+    with_grad: bool
+    copies: bool
+    differentiable: bool
+
     def serves(self, module: nn.Module, hidden_states: Tensor, options: Options) -> bool:
         """Say whether this layer is what ``module`` holds now, in rows of this dtype and as ``options`` ask."""
-        if options is not self.options or module.training is not self.training or (self.rows is not None and hidden_states.dtype is not self.rows):
+        if options is not self.found.options or module.training is not self.found.training:
+            return False
+        if self.rows is not None and hidden_states.dtype is not self.rows:
             return False
         grad = torch.is_grad_enabled()
         if grad and not self.with_grad:
@@ -113,46 +147,63 @@ class Held:
             raise UnsupportedError("these weights were copied when they were prepared, and compiled code would not see that the module's change")
         ids = torch.where((top_k_index >= 0) & (top_k_index < self.num_experts), top_k_index, -1).to(torch.int32)
         routing = from_topk(ids, top_k_weights.to(torch.float32), self.num_experts)
-        level = None if torch.compiler.is_compiling() else self.options.debug
+        level = None if torch.compiler.is_compiling() else self.found.options.debug
         with nullcontext() if level is None else debug(level):
-            output = self.layer(self.make_rows(hidden_states.to(self.compute)), routing)
+            output = self.layer(self.make_rows(hidden_states.to(self.found.compute)), routing)
         return output.to(hidden_states.dtype)
 
     def _demand_no_gradient(self, *inputs: Tensor) -> None:
         if any(tensor.requires_grad for tensor in (*inputs, *(seen.tensor for seen in self.seen))):
-            raise UnsupportedError(f"the {self.report.runner} runner has no gradients: run under torch.no_grad(), or ask for runner='reference'")
+            raise UnsupportedError(
+                f"the {self.found.report.runner} runner has no gradients: run under torch.no_grad(), or ask for runner='reference'"
+            )
 
 
-def hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options) -> Held:
-    """Plan and prepare the layer of a module. Raises: UnsupportedError, with the reason, where there is no way."""
+def hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options, before: Found | None = None) -> Held:
+    """Plan and prepare the layer of a module; what was found out before is kept where its tensors are alike.
+
+    Raises: UnsupportedError, with the reason, where there is no way.
+    """
     try:
-        return _hold(module, rows, top_k, options)
+        stored = read_stored(module)
+        compute = model_dtype(stored, rows)
+        if before is not None and before.is_of(module, stored, compute, options):
+            stored = attrs.evolve(stored, order=before.order)
+            adapted = adapt(stored, row_major=stored.transposed and before.report.runner != RunnerName.REFERENCE.value)
+            if adapted.weights.format.name == before.report.problem.weights:
+                return _hold(stored, adapted, rows, before)
+        activation, order = read_activation(module, compute)
+        stored = attrs.evolve(stored, order=order)
+        adapted, report = _adapt_for_runner(stored, activation, compute, top_k, options)
+        found = Found(
+            options=options,
+            report=report,
+            activation=activation,
+            order=order,
+            compute=compute,
+            training=module.training,
+            tensors=_kinds(stored),
+            weights=type(adapted.weights).__qualname__,
+            relaid=adapted.relaid,
+            copied=adapted.copied,
+        )
+        return _hold(stored, adapted, rows, found)
     except UnsupportedError as error:
         raise UnsupportedError(f"{type(module).__qualname__}: {error}") from error
 
 
-def _hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options) -> Held:
-    stored = read_stored(module)
-    compute = model_dtype(stored, rows)
-    activation, order = read_activation(module, compute)
-    stored = attrs.evolve(stored, order=order)
-    adapted, report = _adapt_for_runner(stored, activation, compute, top_k, options)
+def _hold(stored: Stored, adapted: Adapted, rows: torch.dtype, found: Found) -> Held:
+    report = found.report
     rows_class = DENSE_MODELS[report.problem.model].rows
-    layer = build_layer(report, rows_class, adapted.weights, activation)
-    by_weights = stored.tensors[stored.first].dtype is compute if stored.first in stored.tensors else False
     prepared_apart = report.runner not in (RunnerName.REFERENCE.value, RunnerName.TRITON.value)
     return Held(
-        options=options,
-        report=report,
-        activation=activation,
+        found=found,
         adapted=adapted,
-        layer=layer,
+        layer=build_layer(report, rows_class, adapted.weights, found.activation),
         make_rows=cast("Callable[[Tensor], DenseRows]", rows_class),
         seen=tuple(_see(name, tensor) for name, tensor in stored.tensors.items()),
-        compute=compute,
-        rows=None if by_weights else rows,
+        rows=None if stored.dtype is found.compute else rows,
         num_experts=stored.num_experts,
-        training=module.training,
         with_grad=torch.is_grad_enabled(),
         copies=_demand_versions(stored, copies=adapted.copied > 0 or prepared_apart),
         differentiable=report.runner == RunnerName.REFERENCE.value,

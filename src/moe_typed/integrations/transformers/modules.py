@@ -13,7 +13,8 @@ from ...runners.activations import Activation
 from .gates import recognise
 
 _DENSE: Final = (torch.bfloat16, torch.float16, torch.float32)
-_ROLES: Final = ("", "_bias", "_scale_inv", "_blocks", "_scales")
+_GATE: Final = "_apply_gate"  # what the decorator of transformers gives every class that has none of its own
+_ROLES: Final = ("", "_bias", "_scale_inv", "_activation_scale", "_blocks", "_scales")
 
 
 class ExpertsModule(Protocol):
@@ -28,8 +29,6 @@ class ExpertsModule(Protocol):
     training: bool
     act_fn: Callable[[Tensor], Tensor]
     post_expert_norm: Callable[[Tensor], Tensor]
-
-    def _apply_gate(self, gate_up: Tensor, /) -> Tensor: ...
 
 
 @final
@@ -46,6 +45,11 @@ class Stored:
     order: type[GateUpOrder]
     transposed: bool
     num_experts: int
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Return the dtype of the projections; None where they are not one tensor each."""
+        return self.tensors[self.first].dtype if self.first in self.tensors else None
 
     def get(self, name: str, role: str = "") -> Tensor | None:
         """Return the tensor of a projection in a role, None where the module has none."""
@@ -84,22 +88,25 @@ def read_activation(module: nn.Module, dtype: torch.dtype) -> tuple[Activation, 
     A function whose formula is not known is called as it is, on rows in ``dtype``, in the order that the class declares.
     """
     experts = cast("ExpertsModule", module)
-    known = recognise(experts._apply_gate if experts.has_gate else experts.act_fn, gated=experts.has_gate)  # noqa: SLF001  the library's hook
+    known = recognise(_gate(module) if experts.has_gate else experts.act_fn, gated=experts.has_gate)
     activation, order = known or _opaque(module, experts, dtype)
     return (ThenNorm(activation, experts.post_expert_norm, dtype) if experts.has_post_expert_norm else activation), order
+
+
+def _gate(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    return cast("Callable[[Tensor], Tensor]", getattr(module, _GATE))
 
 
 def _opaque(module: nn.Module, experts: ExpertsModule, dtype: torch.dtype) -> tuple[Activation, type[GateUpOrder]]:
     if not experts.has_gate:
         return OpaqueActivation(experts.act_fn, Ungated, dtype, f"{type(module).__qualname__}.act_fn"), Ungated
     order = GateUp if experts.is_concatenated else Interleaved
-    return OpaqueActivation(experts._apply_gate, order, dtype, f"{type(module).__qualname__}._apply_gate"), order  # noqa: SLF001  as above
+    return OpaqueActivation(_gate(module), order, dtype, f"{type(module).__qualname__}.{_GATE}"), order
 
 
 def model_dtype(stored: Stored, rows: torch.dtype) -> torch.dtype:
     """Return the dtype that a layer computes in: that of its weights, where they are not quantised; else that of the rows."""
-    dtype = stored.tensors[stored.first].dtype if stored.first in stored.tensors else rows
-    found = dtype if dtype in _DENSE else rows
+    found = stored.dtype if stored.dtype in _DENSE else rows
     if found not in _DENSE:
         raise UnsupportedError(f"rows are {found}; layers compute in bfloat16, float16 or float32")
     return found

@@ -24,13 +24,18 @@ def _wire(choice: WireChoice) -> Wire:
 
 
 def _debug(choice: DebugChoice | None) -> DebugLevel | None:
-    return DebugLevel[choice.upper()] if isinstance(choice, str) else choice
+    if not isinstance(choice, str):
+        return choice
+    names = {level.name.lower(): level for level in DebugLevel}
+    if choice not in names:
+        raise ValueError(f"debug level must be one of {', '.join(names)}; got {choice!r}")
+    return names[choice]
 
 
 @final
 @attrs.frozen(kw_only=True)
 class Options:
-    """How expert layers are run. Raises: ValueError (KeyError for a debug level) for a name that there is not.
+    """How expert layers are run. Raises: ValueError for a name that there is not.
 
     ``runner``: ``auto`` takes the first that can run a layer on its device. ``wire``: what rows become on the way to the experts; ``auto`` leaves
     them as they are where the experts take them so. ``debug``: the level that holds while a layer runs; None for that of the process.

@@ -10,8 +10,8 @@ from torch import nn
 from ...plan import PlanReport, Step, StepKind
 from ...runners import OpaqueActivation, ThenNorm, UnsupportedError
 from ...runners.activations import Activation
-from .layers import Held
-from .registration import experts_of, held_now
+from .layers import Found
+from .registration import experts_of, find_out
 
 
 @final
@@ -52,7 +52,7 @@ def layer_reports(model: nn.Module) -> tuple[LayerReport, ...]:
 def _report(name: str, module: nn.Module) -> LayerReport:
     title = type(module).__qualname__
     try:
-        held = held_now(module)
+        found = find_out(module)
     except UnsupportedError as error:
         return LayerReport(
             layer=name,
@@ -68,12 +68,12 @@ def _report(name: str, module: nn.Module) -> LayerReport:
     return LayerReport(
         layer=name,
         experts=title,
-        plan=held.report,
-        activation=describe(held.activation),
-        weights=type(held.adapted.weights).__qualname__,
-        steps=_steps(held),
-        relaid=held.adapted.relaid,
-        copied=held.adapted.copied,
+        plan=found.report,
+        activation=describe(found.activation),
+        weights=found.weights,
+        steps=_steps(found),
+        relaid=found.relaid,
+        copied=found.copied,
         refusal="",
     )
 
@@ -95,16 +95,16 @@ def _parameters(activation: Activation) -> dict[str, float]:
     return {name: value for name, value in values.items() if isinstance(value, float)}
 
 
-def _steps(held: Held) -> tuple[Step, ...]:
+def _steps(found: Found) -> tuple[Step, ...]:
     first: list[Step] = []
-    steps = list(held.report.steps)
+    steps = list(found.report.steps)
     for name, source, target, size in (
-        ("relay weights in place, once", "transposed", "row-major", held.adapted.relaid),
-        ("copy weights, once", "module", "layer", held.adapted.copied),
+        ("relay weights in place, once", "transposed", "row-major", found.relaid),
+        ("copy weights, once", "module", "layer", found.copied),
     ):
         if size:
             first.append(Step(kind=StepKind.CONVERSION, name=name, source=source, target=target, bytes_moved=2 * size))
-    inner = held.activation.inner if isinstance(held.activation, ThenNorm) else held.activation
+    inner = found.activation.inner if isinstance(found.activation, ThenNorm) else found.activation
     if isinstance(inner, OpaqueActivation):
         at = next(index for index, step in enumerate(steps) if step.kind is StepKind.RUN)
         steps.insert(at + 1, Step(kind=StepKind.RUN, name=f"calls {inner.title} between the products", source=inner.order.title, target="inter"))

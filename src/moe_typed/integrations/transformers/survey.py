@@ -124,4 +124,4 @@ def need_of(experts: ExpertsClass) -> Need:
     except UnsupportedError as error:
         return Need(experts.name, "", "", "", str(error))
     weights = held.adapted.weights
-    return Need(experts.name, type(weights).__qualname__, weights.order.title, describe(held.activation), "")
+    return Need(experts.name, type(weights).__qualname__, weights.order.title, describe(held.found.activation), "")

@@ -7,6 +7,7 @@ from .probe import AiterFacts, RowBounds, probe_aiter_source, probe_installed_ai
 from .runner import AiterRunner
 from .weights_dense import AiterBf16Weights, AiterFp16Weights, AiterInt8TokenWeights
 from .weights_fp8 import (
+    NEEDS_STATIC,
     AiterFp8Block128Weights,
     AiterFp8FnuzBlock128Weights,
     AiterFp8FnuzTensorWeights,
@@ -18,6 +19,7 @@ from .weights_fp8 import (
 from .weights_mx import AiterMxFp4A4W4Weights, AiterMxFp4A8W4Weights, AiterMxFp4A16W4Weights, AiterMxFp8Weights, MxFp4Layout
 
 __all__ = [
+    "NEEDS_STATIC",
     "AiterBf16Weights",
     "AiterFacts",
     "AiterFp8Block128Weights",

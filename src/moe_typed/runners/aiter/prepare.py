@@ -20,7 +20,6 @@ from .library import AiterLibrary, load_aiter
 from .prepared import DEFAULT_OPTIONS, GFX942, GFX950, AiterOptions
 from .weights_dense import AiterBf16Weights, AiterFp16Weights, AiterInt8TokenWeights, prepare_bf16, prepare_fp16, prepare_int8
 from .weights_fp8 import (
-    NO_STATIC_SCALES,
     AiterFp8Block128Weights,
     AiterFp8FnuzBlock128Weights,
     AiterFp8FnuzTensorWeights,
@@ -93,7 +92,7 @@ def prepare_aiter(
 ) -> AiterFp16Weights: ...
 @overload
 def prepare_aiter(
-    weights: Fp8TensorExpertWeights[GateUpOrder], library: AiterLibrary | None = None, *, options: AiterOptions = ..., static: StaticScales = ...
+    weights: Fp8TensorExpertWeights[GateUpOrder], library: AiterLibrary | None = None, *, static: StaticScales, options: AiterOptions = ...
 ) -> AiterFp8TensorWeights: ...
 @overload
 def prepare_aiter(
@@ -141,13 +140,15 @@ def prepare_aiter(
     *,
     layout: MxFp4Layout | None = None,
     options: AiterOptions = DEFAULT_OPTIONS,
-    static: StaticScales = NO_STATIC_SCALES,
+    static: StaticScales | None = None,
 ) -> AnyAiterWeights:
     """Return checkpoint-layout weights as AITER takes them, shuffled copies in gate-then-up order.
 
     ``library``: None loads the installed one. ``layout``: of mxfp4 weights, which have three; it has no default, as none serves every activation.
-    ``static``: calibrated scales of the rows, of fp8-tensor weights. Raises: TypeError for anything else, weights that are prepared already among
-    them; UnsupportedError, before any work, for what this AITER, its device or these sizes rule out; ImportError where AITER is not installed.
+    ``static``: calibrated scales of the rows; fp8-tensor weights need them, and no others take them.
+
+    Raises: TypeError for anything else, weights that are prepared already among them; UnsupportedError, before any work, for what this AITER, its
+    device or these sizes rule out, and for fp8-tensor weights without static scales; ImportError where AITER is not installed.
     """
     if not isinstance(weights, _TAKEN):  # pyright: ignore[reportUnnecessaryIsInstance]  not every caller runs a checker
         raise TypeError(f"prepare_aiter takes bf16, fp16, fp8, int8, mxfp4 or mxfp8 expert weights in checkpoint layout; got {_name(weights)}")
@@ -157,7 +158,7 @@ def prepare_aiter(
 
 @overload
 def prepare_aiter_fnuz(
-    weights: Fp8TensorExpertWeights[GateUpOrder], library: AiterLibrary | None = None, *, options: AiterOptions = ..., static: StaticScales = ...
+    weights: Fp8TensorExpertWeights[GateUpOrder], library: AiterLibrary | None = None, *, static: StaticScales, options: AiterOptions = ...
 ) -> AiterFp8FnuzTensorWeights: ...
 @overload
 def prepare_aiter_fnuz(
@@ -172,7 +173,7 @@ def prepare_aiter_fnuz(
     library: AiterLibrary | None = None,
     *,
     options: AiterOptions = DEFAULT_OPTIONS,
-    static: StaticScales = NO_STATIC_SCALES,
+    static: StaticScales | None = None,
 ) -> AnyAiterFnuzWeights:
     """Do the same with fp8 weights for gfx942, whose fp8 is e4m3fnuz: another format, with payload classes of its own.
 
@@ -194,9 +195,9 @@ def prepare_aiter_as(
     loaded = load_aiter() if library is None else library
     made: AnyAiterWeights | AnyAiterFnuzWeights
     if prepared in _FNUZ and isinstance(weights, _FP8):
-        made = _prepare_fnuz(weights, loaded, DEFAULT_OPTIONS, NO_STATIC_SCALES)
+        made = _prepare_fnuz(weights, loaded, DEFAULT_OPTIONS, None)
     else:
-        made = _prepare(weights, loaded, _LAYOUTS.get(prepared), DEFAULT_OPTIONS, NO_STATIC_SCALES)
+        made = _prepare(weights, loaded, _LAYOUTS.get(prepared), DEFAULT_OPTIONS, None)
     if not isinstance(made, prepared):
         raise TypeError(f"{_name(weights)} cannot become {prepared.__qualname__}; it becomes {_name(made)}")
     return made
@@ -212,7 +213,7 @@ def suits(prepared: type[PreparedWeights[object, Never]], gfx: str, *, clamped: 
 
 
 def _prepare(
-    weights: AiterExpertWeights, library: AiterLibrary, layout: MxFp4Layout | None, options: AiterOptions, static: StaticScales
+    weights: AiterExpertWeights, library: AiterLibrary, layout: MxFp4Layout | None, options: AiterOptions, static: StaticScales | None
 ) -> AnyAiterWeights:
     match weights:
         case Bf16ExpertWeights():
@@ -233,7 +234,7 @@ def _prepare(
             return _prepare_mxfp4(weights, library, layout, options)
 
 
-def _prepare_fnuz(weights: Fp8ExpertWeights, library: AiterLibrary, options: AiterOptions, static: StaticScales) -> AnyAiterFnuzWeights:
+def _prepare_fnuz(weights: Fp8ExpertWeights, library: AiterLibrary, options: AiterOptions, static: StaticScales | None) -> AnyAiterFnuzWeights:
     match weights:
         case Fp8TensorExpertWeights():
             return prepare_fp8_tensor_fnuz(weights, library, options, static)
@@ -257,10 +258,10 @@ def _prepare_mxfp4(
             raise TypeError("mxfp4 weights have three layouts in AITER: say which, layout=MxFp4Layout.A4W4, A16W4 or A8W4")
 
 
-def _check_keywords(weights: AiterExpertWeights, layout: MxFp4Layout | None, static: StaticScales) -> None:
+def _check_keywords(weights: AiterExpertWeights, layout: MxFp4Layout | None, static: StaticScales | None) -> None:
     if layout is not None and not isinstance(weights, MxFp4ExpertWeights):
         raise TypeError(f"layout is for mxfp4 weights alone; got {_name(weights)}")
-    if static is not NO_STATIC_SCALES and not isinstance(weights, Fp8TensorExpertWeights):
+    if static is not None and not isinstance(weights, Fp8TensorExpertWeights):
         raise TypeError(f"static scales are for fp8-tensor weights alone: AITER computes those of {weights.format.name} in each call")
 
 

@@ -114,12 +114,12 @@ class AiterWeights(ABC):
 
 
 class TensorScaledWeights(AiterWeights):
-    """The base of weights with one scale an expert and matrix. ``a1_scale``, ``a2_scale``: static scales of the rows, where a checkpoint has them."""
+    """The base of weights with one scale an expert and matrix. ``a1_scale``, ``a2_scale``: static scales of the rows before each product."""
 
     w1_scale: Tensor
     w2_scale: Tensor
     a1_scale: Tensor | None
-    a2_scale: Tensor | None
+    a2_scale: Tensor
 
     @override
     def operands(self) -> Operands:

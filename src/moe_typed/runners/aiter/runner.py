@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 # What the library calls Swiglu: g * sigmoid(1.702 * g) * (u + 1), clamped at 7.0 unless it is given a limit (aiter/fused_moe.py, torch_moe).
 _SWIGLU: Final = SwigluOai(alpha=1.702, limit=7.0)
+# Its quantiser runs between the products of every call, and asserts that it is given no count (per_tensor_quant_hip), whatever the rows are.
+_NO_COUNT: Final = (
+    "AITER takes no count of live rows with fp8-tensor weights, which it would quantise under one scale with stale ones: "
+    "give rows that are all live, or weights with a scale a row or block"
+)
 _MICROSCALED: Final = (Scheme.A4W4, Scheme.A16W4, Scheme.A8W4, Scheme.MXFP8)
 
 
@@ -60,7 +65,8 @@ class AiterRunner(Runner[AiterSinkInput | AiterSlotInput, RowsOutput]):
     """Run the experts in AITER.
 
     ``dense``, ``scaled``: which rows a call may have. ``sink``: the mask of local ids, int32 (experts + 1,), the last one 0. ``call``: ``fused_moe``
-    over these weights; ``call_routes``: the same without the sum, None where AITER cannot.
+    over these weights; ``call_routes``: the same without the sum, None where AITER cannot. ``counts_rows``: AITER can be told how many rows are live.
+    ``scales_rows_together``: AITER finds one scale for all dense rows, those that go nowhere among them.
     """
 
     name: ClassVar[str] = "aiter"
@@ -73,7 +79,8 @@ class AiterRunner(Runner[AiterSinkInput | AiterSlotInput, RowsOutput]):
     call_routes: Callable[..., Tensor] | None
     static_scale: Tensor | None
     writes_output: bool
-    counts_dense_rows: bool
+    counts_rows: bool
+    scales_rows_together: bool
     has_column_scale: bool
 
     @overload
@@ -121,10 +128,14 @@ class AiterRunner(Runner[AiterSinkInput | AiterSlotInput, RowsOutput]):
         rows = payload.data.shape[0]
         if rows == 0:
             return payload.data.new_empty((0, self.weights.hidden), dtype=runner_input.out_dtype)
+        if live is not None and not self.counts_rows:
+            raise UnsupportedError(_NO_COUNT)
+        data = payload.data
         if type(payload) is self.dense.payload:
             admission, scale = self.dense, self.static_scale
-            if live is not None and not self.counts_dense_rows:
-                raise UnsupportedError("AITER quantises rows under one scale only if all are live; give rows that are fp8 under one scale already")
+            if self.scales_rows_together and isinstance(runner_input, AiterSinkInput):
+                goes = (routing.topk_ids < routing.num_experts).any(1, keepdim=True)
+                data = torch.where(goes, data, 0.0)  # stale rows and padding hold anything, and one NaN would be in the scale of all
         elif self.scaled is not None and isinstance(payload, ScaledRows) and type(payload) is self.scaled.payload:
             admission, scale = self.scaled, payload.scale.unsqueeze(1) if self.has_column_scale else payload.scale
         else:
@@ -132,7 +143,7 @@ class AiterRunner(Runner[AiterSinkInput | AiterSlotInput, RowsOutput]):
         if not admission.least <= rows < admission.below:
             raise admission.refuse(rows)
         return call(
-            payload.data.contiguous(),
+            data.contiguous(),
             topk_weight=routing.topk_weights.contiguous(),
             topk_ids=routing.topk_ids.contiguous(),
             expert_mask=mask,
@@ -164,7 +175,8 @@ def make_runner(weights: AiterWeights, activation: Activation) -> AiterRunner:
         routes,
         operands.a1_scale,
         writes_output=library.facts.takes("output"),
-        counts_dense_rows=operands.scheme is not Scheme.PER_TENSOR,  # its quantiser takes no count (per_tensor_quant_hip)
+        counts_rows=operands.scheme is not Scheme.PER_TENSOR,
+        scales_rows_together=operands.scheme is Scheme.PER_TENSOR and operands.a1_scale is None,
         has_column_scale=operands.scheme is Scheme.PER_TOKEN,  # (rows, 1)
     )
 

@@ -51,24 +51,31 @@ _NAN: Final = 0x7F  # of e4m3fn, without the sign
 
 
 @final
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class StaticScales:
-    """The scales that a checkpoint was calibrated with for the rows before each product. None: AITER takes the largest value of a call."""
+    """The scales that a checkpoint was calibrated with for the rows before each product.
 
+    ``w2_input`` must be given. AITER writes a row between the products for each route that stays here, and nothing for one that a mask drops; without
+    a static scale it takes the largest value of all of them, of what was never written too (``fused_moe_2stages``). Every input of this runner has a
+    mask, and the host does not know whether a route goes where it is 0.
+
+    ``w13_input``: None, and AITER takes the largest value of the rows of a call; those that go nowhere are zeros then.
+    """
+
+    w2_input: ScaleFactor
     w13_input: ScaleFactor | None = None
-    w2_input: ScaleFactor | None = None
 
 
-NO_STATIC_SCALES: Final = StaticScales()
+NEEDS_STATIC: Final = (
+    "AITER finds the one scale of fp8-tensor rows between the products among rows that it never wrote, wherever a route goes nowhere: "
+    "give the scales that the checkpoint was calibrated with, static=StaticScales(w2_input=...)"
+)
 
 
 @final
 @boundary
 class AiterFp8TensorWeights(TensorScaledWeights, PreparedWeights[AiterRunner, Bf16Rows | Fp8TensorRows]):
-    """E4m3fn weights in tiles, one scale an expert (``QuantType.per_Tensor``).
-
-    Without a static scale, bf16 rows are quantised under one scale over all rows of a call, stale ones included.
-    """
+    """E4m3fn weights in tiles, one scale an expert (``QuantType.per_Tensor``). ``a1_scale``, ``a2_scale``: see ``StaticScales``."""
 
     library: AiterLibrary
     options: AiterOptions
@@ -76,14 +83,14 @@ class AiterFp8TensorWeights(TensorScaledWeights, PreparedWeights[AiterRunner, Bf
     w2: Annotated[Float8e4m3fn[Tensor, "experts hidden inter"], _ROW_MAJOR]
     w1_scale: Annotated[Float32[Tensor, " experts"], _ROW_MAJOR]
     w2_scale: Annotated[Float32[Tensor, " experts"], _ROW_MAJOR]
-    a1_scale: Float32[Tensor, "1"] | None = None
-    a2_scale: Float32[Tensor, "1"] | None = None
+    a1_scale: Float32[Tensor, "1"] | None
+    a2_scale: Float32[Tensor, "1"]
 
 
 @final
 @boundary
 class AiterFp8FnuzTensorWeights(TensorScaledWeights, PreparedWeights[AiterRunner, Bf16Rows | Fp8FnuzTensorRows]):
-    """E4m3fnuz weights in tiles, one scale an expert (``QuantType.per_Tensor``); of stale rows see ``AiterFp8TensorWeights``."""
+    """E4m3fnuz weights in tiles, one scale an expert (``QuantType.per_Tensor``). ``a1_scale``, ``a2_scale``: see ``StaticScales``."""
 
     library: AiterLibrary
     options: AiterOptions
@@ -91,8 +98,8 @@ class AiterFp8FnuzTensorWeights(TensorScaledWeights, PreparedWeights[AiterRunner
     w2: Annotated[Float8e4m3fnuz[Tensor, "experts hidden inter"], _ROW_MAJOR]
     w1_scale: Annotated[Float32[Tensor, " experts"], _ROW_MAJOR]
     w2_scale: Annotated[Float32[Tensor, " experts"], _ROW_MAJOR]
-    a1_scale: Float32[Tensor, "1"] | None = None
-    a2_scale: Float32[Tensor, "1"] | None = None
+    a1_scale: Float32[Tensor, "1"] | None
+    a2_scale: Float32[Tensor, "1"]
 
 
 @final
@@ -168,23 +175,27 @@ _Fp8Weights = Fp8TensorExpertWeights[GateUpOrder] | Fp8ChannelExpertWeights[Gate
 
 
 def prepare_fp8_tensor(
-    weights: Fp8TensorExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions, static: StaticScales
+    weights: Fp8TensorExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions, static: StaticScales | None
 ) -> AiterFp8TensorWeights:
     """Bring gate and up under one scale (``join_scales``), and shuffle."""
     _check(weights, library, options, GFX950)
+    if static is None:
+        raise UnsupportedError(NEEDS_STATIC)
     made = _joined(weights).shuffled()
-    scales = (None if scale is None else scale.factor for scale in (static.w13_input, static.w2_input))
-    return AiterFp8TensorWeights(library, options, made.w1, made.w2, made.w1_scale, made.w2_scale, *scales)
+    a1_scale = None if static.w13_input is None else static.w13_input.factor
+    return AiterFp8TensorWeights(library, options, made.w1, made.w2, made.w1_scale, made.w2_scale, a1_scale, static.w2_input.factor)
 
 
 def prepare_fp8_tensor_fnuz(
-    weights: Fp8TensorExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions, static: StaticScales
+    weights: Fp8TensorExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions, static: StaticScales | None
 ) -> AiterFp8FnuzTensorWeights:
     """Do the same in e4m3fnuz: static scales are doubled too."""
     _check(weights, library, options, GFX942)
+    if static is None:
+        raise UnsupportedError(NEEDS_STATIC)
     made = _joined(weights).fnuz().shuffled()
-    scales = (None if scale is None else scale.factor * 2 for scale in (static.w13_input, static.w2_input))
-    return AiterFp8FnuzTensorWeights(library, options, made.w1, made.w2, made.w1_scale, made.w2_scale, *scales)
+    a1_scale = None if static.w13_input is None else static.w13_input.factor * 2
+    return AiterFp8FnuzTensorWeights(library, options, made.w1, made.w2, made.w1_scale, made.w2_scale, a1_scale, static.w2_input.factor * 2)
 
 
 def prepare_fp8_token(weights: Fp8ChannelExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions) -> AiterFp8TokenWeights:

@@ -100,7 +100,7 @@ class FusedMxSwiglu(UpStage[HalfRows | MxFp8PairRows, MxFp8PairRows]):
 
     @override
     def run(self, rows: HalfRows | MxFp8PairRows, groups: AnyGroupList, out_dtype: torch.dtype) -> MxFp8PairRows:
-        quantised = rows if isinstance(rows, MxFp8PairRows) else self.quant.quantise(rows)
+        quantised = self._quantised(rows)
         group_list, kind = told(without_pairs(groups))
         data, scale = self.ops.npu_grouped_matmul_swiglu_quant_v2(
             quantised.data,
@@ -117,6 +117,14 @@ class FusedMxSwiglu(UpStage[HalfRows | MxFp8PairRows, MxFp8PairRows]):
             x_scale_dtype=NpuDtype.FLOAT8_E8M0FNU,
         )
         return MxFp8PairRows(data, scale.view(torch.float8_e8m0fnu))
+
+    def _quantised(self, rows: Payload) -> MxFp8PairRows:
+        """Return rows as the product takes them. Raises: BoundaryError for another format, which no checker has seen."""
+        if isinstance(rows, MxFp8PairRows):
+            return rows
+        if not isinstance(rows, _HALVES):
+            raise refuse_payload(type(rows), type(self).__qualname__, (*_HALVES, MxFp8PairRows))
+        return self.quant.quantise(rows)
 
 
 class Chain(ABC, Generic[P_contra]):

@@ -7,11 +7,12 @@ a transposed view; the products look at strides.
 from abc import ABC, abstractmethod
 from typing import Annotated, Final, final
 
+import torch
 from jaxtyping import BFloat16, Float8e4m3fn, Float16, Float32, Int8, Int32, UInt8
 from torch import Tensor
 from typing_extensions import override
 
-from ....boundary import Floating, Layout, boundary
+from ....boundary import Floating, Layout, boundary, value_error
 from ....formats.int4 import PER_WORD
 from ..ops import AclFormat
 from .scales import AddOffset, Bf16ChannelScale, CarriedScale, FlatCarriedScale, Fp32ChannelScale, PairScale
@@ -121,6 +122,17 @@ class W4A16Operand(PackedOperand):
     offset: AddOffset
     layout: AclFormat
     bias: Annotated[Floating[Tensor, "experts outer"], _ROW_MAJOR] | None = None
+
+    def check_values(self) -> None:
+        """Raise BoundaryError for groups that do not divide the reduction, an offset in another dtype than the scale's, and a bias not as above."""
+        inner, groups, dtype = self.words.shape[1], self.scale.shape[1], self.scale.dtype
+        if not groups or inner % groups:
+            raise value_error(self, "scale", f"has {groups} groups, which do not divide {inner} rows of the reduction")
+        if self.offset.offset.dtype != dtype:
+            raise value_error(self, "offset", f"is {self.offset.offset.dtype}, but the scale {dtype}", "both have the dtype of the rows")
+        wanted = torch.float32 if dtype == torch.bfloat16 else dtype
+        if self.bias is not None and self.bias.dtype != wanted:
+            raise value_error(self, "bias", f"is {self.bias.dtype}, but beside {dtype} rows it is {wanted}")
 
 
 @final
