@@ -11,7 +11,6 @@ from ..runners import ACTIVATIONS, REFERENCE_ACTIVATIONS, TRITON_ACTIVATIONS, Si
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
 from ..runners.aiter import NEEDS_STATIC, suits
 from ..runners.ascend import ASCEND_ACTIVATIONS, AscendMxFp8Weights
-from ..runners.triton import TRITON_ACTIVATIONS
 from ..table import Row
 from .aiter_wire import wire_for_aiter
 from .backends import supports

@@ -1,6 +1,5 @@
 """The Triton runner and the weights prepared for it. Importing this does not import Triton; preparing weights does."""
 
-from .activations import TRITON_ACTIVATIONS
 from .int4 import TritonInt4Weights
 from .prepare import AnyTritonWeights, TritonCheckpoint, prepare_triton
 from .weights import TritonBf16Weights, TritonFp8Block128Weights, TritonFp16Weights, TritonFp32Weights
@@ -15,7 +14,6 @@ from .weights_dense import (
 from .weights_scaled import TritonFp8ChannelWeights, TritonFp8TensorWeights, TritonInt8ChannelWeights, TritonMxFp4Weights, TritonMxFp8Weights
 
 __all__ = [
-    "TRITON_ACTIVATIONS",
     "AnyTritonWeights",
     "TritonBf16TransposedWeights",
     "TritonBf16UngatedWeights",

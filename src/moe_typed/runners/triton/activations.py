@@ -1,23 +1,10 @@
 """What the kernels make of an activation. Importing this does not import Triton."""
 
-from typing import Final
-
 from ...formats import GateUp, GateUpOrder, Interleaved, Ungated, UpGate
 from ...ops.activation.spec import Split
 from ...ops.quantised_product.spec import Epilogue, Formula
 from ..activations import Activation, GeluAndMul, GeluTanhAndMul, Relu2, SiluAndMul, SwigluClamped, SwigluOai, SwigluStep
 from ..base import UnsupportedError
-
-TRITON_ACTIVATIONS: Final = (
-    SiluAndMul.name,
-    SwigluOai.name,
-    SwigluStep.name,
-    SwigluClamped.name,
-    GeluAndMul.name,
-    GeluTanhAndMul.name,
-    Relu2.name,
-)
-"""The names of the activations that the Triton runner does."""
 
 
 def epilogue_of(activation: Activation) -> Epilogue:
