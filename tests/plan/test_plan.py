@@ -51,7 +51,10 @@ def names(report: PlanReport) -> list[str]:
         (asking(weights="mxfp8", wire=Wire.MXFP8), CPU, "reference", "mxfp8", ["quantize_mxfp8"]),
         (asking(weights="fp8-block128"), HOPPER, "triton", "fp8-block128", ["quantize_fp8_block128"]),
         (asking(weights="fp8-block128"), CPU, "reference", "bf16", ["as is"]),
-        (asking(weights="mxfp8"), HOPPER, "reference", "bf16", ["as is"]),
+        (asking(weights="mxfp8"), HOPPER, "triton", "bf16", ["as is"]),
+        (asking(weights="mxfp8", wire=Wire.MXFP8), HOPPER, "triton", "mxfp8", ["quantize_mxfp8"]),
+        (asking(weights="int4-awq"), HOPPER, "triton", "bf16", ["as is"]),
+        (asking(weights="nvfp4"), HOPPER, "reference", "bf16", ["as is"]),
         (asking(model="fp32", weights="fp32", wire=Wire.BF16), CPU, "reference", "bf16", ["round_bf16"]),
         (asking(model="fp16", weights="fp16", wire=Wire.FP8_BLOCK128), CPU, "reference", "fp8-block128", ["quantize_fp8_block128", "upscale_fp16"]),
     ],
@@ -75,7 +78,8 @@ def test_conversions_say_their_bytes() -> None:
         (asking(), CPU, "triton", RejectReason.DEVICE, ("CUDA", "cpu")),
         (asking(), attrs.evolve(HOPPER, libraries={"torch": "2.13.0"}), "triton", RejectReason.LIBRARY_MISSING, ("triton is not installed",)),
         (asking(weights="fp8-block128"), attrs.evolve(HOPPER, capability=(8, 0)), "triton", RejectReason.CAPABILITY, ("(8, 0)", "fp8")),
-        (asking(weights="mxfp8"), HOPPER, "triton", RejectReason.WEIGHT_FORMAT, ("mxfp8", "fp8-block128")),
+        (asking(weights="nvfp4"), HOPPER, "triton", RejectReason.WEIGHT_FORMAT, ("nvfp4", "fp8-block128", "mxfp4")),
+        (asking(weights="mxfp8"), attrs.evolve(HOPPER, capability=(8, 0)), "triton", RejectReason.CAPABILITY, ("(8, 0)", "fp8")),
         (asking(), HOPPER, "reference", RejectReason.NOT_NEEDED, ("triton",)),
     ],
 )
@@ -113,14 +117,14 @@ def test_an_unknown_model_dtype_is_refused() -> None:
 def test_a_gpu_left_to_the_reference_is_recorded_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     planner.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "moe_typed.plan"):
-        report = plan(asking(weights="mxfp8"), HOPPER)
-        again = plan(asking(weights="mxfp8"), HOPPER)
+        report = plan(asking(weights="nvfp4"), HOPPER)
+        again = plan(asking(weights="nvfp4"), HOPPER)
     (loss,) = report.degradations
     assert (loss.subject, loss.preferred, loss.used) == ("runner", "triton", "reference")
-    assert "mxfp8" in loss.detail
+    assert "nvfp4" in loss.detail
     assert again.degradations == report.degradations
     assert len(caplog.records) == 1
-    assert plan(asking(weights="mxfp8", runner=RunnerRequest.REFERENCE), HOPPER).degradations == ()
+    assert plan(asking(weights="nvfp4", runner=RunnerRequest.REFERENCE), HOPPER).degradations == ()
 
 
 def test_json_there_and_back() -> None:

@@ -45,7 +45,7 @@ def test_aiter_comes_first_with_weights_for_the_device(problem: MoEProblem, envi
 @pytest.mark.parametrize(
     ("problem", "environment", "reason", "fragment"),
     [
-        (weights("mxfp8"), HOPPER, RejectReason.DEVICE, "it needs an AMD GPU; this is H100"),
+        (weights("nvfp4"), HOPPER, RejectReason.DEVICE, "it needs an AMD GPU; this is H100"),
         (weights("bf16"), attrs.evolve(MI355, libraries={"torch": "2.13.0"}), RejectReason.LIBRARY_MISSING, "amd-aiter is not installed"),
         (weights("mxfp8"), MI300, RejectReason.WEIGHT_FORMAT, "weights are mxfp8"),
         (weights("fp8-tensor"), MI355, RejectReason.WEIGHT_FORMAT, "static=StaticScales(w2_input=...)"),
@@ -58,7 +58,7 @@ def test_aiter_is_not_chosen_and_says_why(problem: MoEProblem, environment: Envi
 
 
 def test_a_gpu_of_another_maker_loses_nothing_by_it() -> None:
-    report = plan(weights("mxfp8"), HOPPER)
+    report = plan(weights("nvfp4"), HOPPER)
     assert (report.runner, [loss.preferred for loss in report.degradations]) == ("reference", ["triton"])
 
 

@@ -1,5 +1,7 @@
 """Weights, payloads and routings for the tests of the Triton runner, and their comparison with the reference."""
 
+from typing import TypeAlias
+
 import pytest
 import torch
 
@@ -23,10 +25,13 @@ from moe_typed import (
 from moe_typed.formats import GateUpOrder
 from moe_typed.runners import Activation, reference_experts
 from moe_typed.runners.triton import prepare_triton
+from moe_typed.runners.triton.general import TritonGeneralRunner
 from moe_typed.runners.triton.runner import TritonRunner
 from moe_typed.runners.triton.weights import TritonExpertWeights
 from moe_typed.stages import FlatRowsInput
 from tests.ops.support import on_cpu, on_cuda
+
+AnyTritonRunner: TypeAlias = TritonRunner | TritonGeneralRunner
 
 NAN = float("nan")
 SILU = SiluAndMul()
@@ -92,7 +97,7 @@ def make_payload(fmt: str, data: torch.Tensor) -> Payload:
             return quantize_fp8_block128.run(Fp32Rows(data))
 
 
-def make_runner(weights: TritonExpertWeights, activation: Activation) -> TritonRunner:
+def make_runner(weights: TritonExpertWeights, activation: Activation) -> AnyTritonRunner:
     match weights:
         case Bf16ExpertWeights():
             return prepare_triton(weights).runner(activation)

@@ -10,8 +10,7 @@ from ..runners.acceptance import Acceptance, RunnerName
 from ..runners.aiter import prepare_aiter_as
 from ..runners.aiter.prepare import AiterExpertWeights
 from ..runners.ascend import AscendCheckpoint, prepare_ascend_as
-from ..runners.triton import prepare_triton
-from ..runners.triton.weights import TritonExpertWeights
+from ..runners.triton import TritonCheckpoint, prepare_triton
 from ..stages import StandardCombineInput
 from ..table import AnyRunner
 from .backends import Backend
@@ -28,7 +27,7 @@ def _prepare(acceptance: Acceptance, weights: ReferenceCheckpoint) -> PreparedWe
         case RunnerName.REFERENCE:
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_reference(weights))
         case RunnerName.TRITON:
-            return cast("PreparedWeights[AnyRunner, Payload]", prepare_triton(cast("TritonExpertWeights", weights)))
+            return cast("PreparedWeights[AnyRunner, Payload]", prepare_triton(cast("TritonCheckpoint", weights)))
         case RunnerName.ASCEND:
             return cast("PreparedWeights[AnyRunner, Payload]", prepare_ascend_as(acceptance.prepared, cast("AscendCheckpoint", weights)))
         case RunnerName.AITER:

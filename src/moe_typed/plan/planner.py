@@ -66,7 +66,9 @@ def _device_fault(problem: MoEProblem, environment: Environment, runner: RunnerN
                 return _reject(runner, RejectReason.LIBRARY_MISSING, "triton is not installed")
             if environment.device != "cuda":
                 return _reject(runner, RejectReason.DEVICE, f"it needs a CUDA device; this is {environment.device}")
-            if problem.weights.startswith("fp8") and environment.capability < _FP8_CAPABILITY:
+            if "fp8" in problem.weights and environment.gfx:
+                return _reject(runner, RejectReason.DEVICE, f"{problem.weights} weights need an NVIDIA GPU; this is {environment.device_name}")
+            if "fp8" in problem.weights and environment.capability < _FP8_CAPABILITY:
                 return _reject(runner, RejectReason.CAPABILITY, f"compute capability {environment.capability} has no fp8 matrix instruction")
         case RunnerName.AITER:
             if not environment.gfx:

@@ -77,7 +77,24 @@ from .reference import (
     ReferenceTransposedWeights,
     ReferenceUngatedWeights,
 )
-from .triton import TritonBf16Weights, TritonFp8Block128Weights, TritonFp16Weights, TritonFp32Weights
+from .triton import (
+    TritonBf16TransposedWeights,
+    TritonBf16UngatedWeights,
+    TritonBf16Weights,
+    TritonFp8Block128Weights,
+    TritonFp8ChannelWeights,
+    TritonFp8TensorWeights,
+    TritonFp16TransposedWeights,
+    TritonFp16UngatedWeights,
+    TritonFp16Weights,
+    TritonFp32TransposedWeights,
+    TritonFp32UngatedWeights,
+    TritonFp32Weights,
+    TritonInt4Weights,
+    TritonInt8ChannelWeights,
+    TritonMxFp4Weights,
+    TritonMxFp8Weights,
+)
 
 
 @final
@@ -110,6 +127,20 @@ ACCEPTANCE: Final = (
     Acceptance(RunnerName.TRITON, Fp16ExpertWeights, TritonFp16Weights),
     Acceptance(RunnerName.TRITON, Fp32ExpertWeights, TritonFp32Weights),
     Acceptance(RunnerName.TRITON, Fp8Block128ExpertWeights, TritonFp8Block128Weights),
+    Acceptance(RunnerName.TRITON, Bf16UngatedExpertWeights, TritonBf16UngatedWeights),
+    Acceptance(RunnerName.TRITON, Fp16UngatedExpertWeights, TritonFp16UngatedWeights),
+    Acceptance(RunnerName.TRITON, Fp32UngatedExpertWeights, TritonFp32UngatedWeights),
+    Acceptance(RunnerName.TRITON, Bf16TransposedExpertWeights, TritonBf16TransposedWeights),
+    Acceptance(RunnerName.TRITON, Fp16TransposedExpertWeights, TritonFp16TransposedWeights),
+    Acceptance(RunnerName.TRITON, Fp32TransposedExpertWeights, TritonFp32TransposedWeights),
+    Acceptance(RunnerName.TRITON, Fp8TensorExpertWeights, TritonFp8TensorWeights),
+    Acceptance(RunnerName.TRITON, Fp8ChannelExpertWeights, TritonFp8ChannelWeights),
+    Acceptance(RunnerName.TRITON, MxFp8ExpertWeights, TritonMxFp8Weights),
+    Acceptance(RunnerName.TRITON, MxFp4ExpertWeights, TritonMxFp4Weights),
+    Acceptance(RunnerName.TRITON, Int8ChannelExpertWeights, TritonInt8ChannelWeights),
+    Acceptance(RunnerName.TRITON, AwqExpertWeights, TritonInt4Weights),
+    Acceptance(RunnerName.TRITON, GptqExpertWeights, TritonInt4Weights),
+    Acceptance(RunnerName.TRITON, CompressedInt4ExpertWeights, TritonInt4Weights),
     Acceptance(RunnerName.AITER, Bf16ExpertWeights, AiterBf16Weights),
     Acceptance(RunnerName.AITER, Fp16ExpertWeights, AiterFp16Weights),
     Acceptance(RunnerName.AITER, Fp8TensorExpertWeights, AiterFp8TensorWeights),

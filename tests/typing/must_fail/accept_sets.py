@@ -18,8 +18,10 @@ from moe_typed import (
     quantize_mxfp8,
     upscale_bf16,
 )
+from moe_typed.formats import Int8TokenRows
 from moe_typed.routing import LocalIds, LogicalIds
 from moe_typed.runners import ReferenceDenseWeights, ReferenceFp8Block128Weights, ReferenceMxFp8Weights
+from moe_typed.runners.triton import TritonFp8ChannelWeights, TritonInt4Weights
 
 Dense = ReferenceDenseWeights
 Block = ReferenceFp8Block128Weights
@@ -130,6 +132,19 @@ def narrowed(dispatched: StandardDispatchOutput[Bf16Rows | MxFp8Rows]) -> Standa
     return dispatched
     # E: Incompatible return value type (got "StandardDispatchOutput[Bf16Rows | MxFp8Rows]", expected "StandardDispatchOutput[Bf16Rows]")
     # P: Type "StandardDispatchOutput[Bf16Rows | MxFp8Rows]" is not assignable to return type "StandardDispatchOutput[Bf16Rows]"
+
+
+def int8_rows_for_fp8_weights_of_triton(dispatched: StandardDispatchOutput[Int8TokenRows], weights: TritonFp8ChannelWeights) -> None:
+    Experts(weights)(dispatched)
+    # E: Argument 1 to "__call__" of "ExpertStage" has incompatible type "StandardDispatchOutput[Int8TokenRows]"
+    # P: Type parameter "P_co@DispatchOutput" is covariant, but "Int8TokenRows" is not a subtype of
+
+
+def quantised_rows_for_int4_weights_of_triton(weights: TritonInt4Weights) -> None:
+    experts = Experts(weights)
+    StandardDispatcher(quantize_mxfp8).then(experts)
+    # E: Argument 1 to "then" of "Dispatcher" has incompatible type "Experts[Bf16Rows | Fp16Rows | Fp32Rows]"; expected "ExpertStage[MxFp8Rows]"
+    # P: "Experts[AnyDenseRows]" cannot be assigned to parameter "experts" of type "ExpertStage[MxFp8Rows]"
 
 
 # Both arguments of these constructors are open at once, of which mypy says nothing useful: ``then`` and ``accepting`` are the way.

@@ -14,10 +14,10 @@ from moe_typed.formats import (
     Fp8TokenRows,
     GptqExpertWeights,
     InverseScaleFactor,
-    MxFp4ExpertWeights,
     MxFp4Rows,
     MxFp8Rows,
     MxFp8SwizzledRows,
+    NvFp4ExpertWeights,
     NvFp4Rows,
     ScaleFactor,
     quantizers,
@@ -144,8 +144,8 @@ def awq_for_gptq(weights: AwqExpertWeights[GateUp]) -> None:
     # P: "AwqExpertWeights[GateUp]" cannot be assigned to parameter "weights" of type "GptqExpertWeights[GateUp]"
 
 
-def weights_that_a_runner_does_not_take(weights: MxFp4ExpertWeights[GateUp]) -> None:
+def weights_that_a_runner_does_not_take(weights: NvFp4ExpertWeights[GateUp]) -> None:
     prepare_triton(weights)
-    # E: No overload variant of "prepare_triton" matches argument type "MxFp4ExpertWeights[GateUp]"
+    # E: No overload variant of "prepare_triton" matches argument type "NvFp4ExpertWeights[GateUp]"
     # P: No overloads for "prepare_triton" match the provided arguments
-    # P: "MxFp4ExpertWeights[GateUp]" cannot be assigned to parameter "weights" of type "Fp8Block128ExpertWeights[GateUpOrder]"
+    # P: "NvFp4ExpertWeights[GateUp]" cannot be assigned to parameter "weights"

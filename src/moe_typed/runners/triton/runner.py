@@ -14,22 +14,27 @@ from torch import Tensor
 from triton import knobs
 from typing_extensions import override
 
-from ...formats import Bf16ExpertWeights, Fp8Block128ExpertWeights, Fp8Block128Rows, GateUp, GateUpOrder, Interleaved, UpGate
+from ...formats import Bf16ExpertWeights, Fp8Block128ExpertWeights, Fp8Block128Rows
 from ...ops.activation.spec import Gate, Split
 from ...ops.align.triton import align
 from ...ops.down_product.triton import down_product
 from ...ops.down_product.vector import down_product_summed
 from ...ops.product_plans.choose import Layer, Plans, plans_for
 from ...ops.product_plans.spec import WIDE_ROWS, How, Plan
+from ...ops.quantised_product.spec import Formula
 from ...ops.sum_routes.triton import sum_routes
 from ...ops.up_product import vector
 from ...ops.up_product.triton import up_product
 from ...ops.wide_product import triton as wide
 from ...routing import Ids, Routing
-from ...stages import FlatRowsInput, RunnerInput, SummedRowsOutput
-from ..activations import Activation, SiluAndMul, SwigluClamped, SwigluOai
+from ...stages import FlatRowsInput, RouteRowsOutput, RunnerInput, SummedRowsOutput
+from ..activations import Activation
 from ..base import FlatRowsMeetWeights, Runner, UnsupportedError
+from .activations import epilogue_of, split_of
+from .general import live_count
 from .weights import TritonExpertWeights
+
+_TILED_TOKENS = 16  # the rows of the smallest tile: plans by rule multiply so many by tiles
 
 
 @final
@@ -47,32 +52,52 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
 
     @override
     def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
+        rows, scale, routing, plan = self._met(runner_input)
+        if plan.how is not How.VECTOR:
+            results = self._multiply(rows, scale, routing, plan)
+            ids, weights, live = routing.topk_ids.contiguous(), routing.topk_weights, live_count(routing)
+            return SummedRowsOutput(sum_routes(results, ids, weights, live, self.weights.num_experts, self.out_dtype))
+        (w13, w2), (s13, s2), (b13, b2) = self._operands()
+        ids, live, split, gate, dtype = routing.topk_ids.contiguous(), live_count(routing), self.split, self.gate, self.out_dtype
+        inner = vector.up_product(rows, scale, w13, s13, b13, ids, live, split, gate, dtype, plan.up)
+        return SummedRowsOutput(down_product_summed(inner, w2, s2, b2, ids, routing.topk_weights.contiguous(), live, dtype, plan.down))
+
+    def run_routes(self, runner_input: FlatRowsInput, /) -> RouteRowsOutput:
+        """Return the result of each route, router weights pending; what a route to nowhere holds is undefined."""
+        rows, scale, routing, plan = self._met(runner_input)
+        if plan.how is How.VECTOR:  # whose second product sums
+            plan = self.plans.without_wide().by_rule(_TILED_TOKENS, routing.topk_ids.shape[1])
+        return RouteRowsOutput(self._multiply(rows, scale, routing, plan).view(*routing.topk_ids.shape, self.weights.hidden))
+
+    def _met(self, runner_input: FlatRowsInput) -> tuple[Tensor, Tensor | None, Routing[Ids], Plan]:
+        """Return rows, their scales, their routes, and how they are multiplied."""
         FlatRowsMeetWeights(self.weights, runner_input)
         payload, routing = runner_input.payload, runner_input.routing
         scale = payload.scale if isinstance(payload, Fp8Block128Rows) else None
         plans = self.plans if _is_aligned(payload.data) else self.plans.without_wide()
-        return SummedRowsOutput(self._multiply(payload.data, scale, routing, plans.choose(*routing.topk_ids.shape)))
+        return payload.data, scale, routing, plans.choose(*routing.topk_ids.shape)
+
+    def _operands(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None], tuple[Tensor | None, Tensor | None]]:
+        """Return both matrices, their scales and their biases."""
+        weights = self.weights
+        scales = (weights.w13_scale, weights.w2_scale) if isinstance(weights, Fp8Block128ExpertWeights) else (None, None)
+        return (weights.w13, weights.w2), scales, (weights.b13, weights.b2)
 
     def _multiply(self, rows: Tensor, scale: Tensor | None, routing: Routing[Ids], plan: Plan) -> Tensor:
-        weights, split, gate, dtype = self.weights, self.split, self.gate, self.out_dtype
-        w13, w2, b13, b2 = weights.w13, weights.w2, weights.b13, weights.b2
-        s13, s2 = (weights.w13_scale, weights.w2_scale) if isinstance(weights, Fp8Block128ExpertWeights) else (None, None)
-        ids, experts = routing.topk_ids.contiguous(), weights.num_experts
-        live, (tokens, top_k) = _live_count(routing), ids.shape
-        if plan.how is How.VECTOR:
-            inner = vector.up_product(rows, scale, w13, s13, b13, ids, live, split, gate, dtype, plan.up)
-            return down_product_summed(inner, w2, s2, b2, ids, routing.topk_weights.contiguous(), live, dtype, plan.down)
+        """Return the result of each route, by tiles."""
+        (w13, w2), (s13, s2), (b13, b2) = self._operands()
+        split, gate, dtype = self.split, self.gate, self.out_dtype
+        ids, experts = routing.topk_ids.contiguous(), self.weights.num_experts
+        live, (tokens, top_k) = live_count(routing), ids.shape
         blocks: Tensor | None = None
         slots = ids
         if plan.how is not How.WALK:
             slots, blocks = align(ids, live, experts, WIDE_ROWS if plan.how is How.WIDE else plan.up.rows)
         if plan.how is How.WIDE and blocks is not None:
             inner, by = wide.up_product(rows, scale, w13, s13, b13, slots, blocks, top_k, split, gate, dtype, plan.up.group)
-            results = wide.down_product(inner, by, w2, s2, b2, slots, blocks, tokens * top_k, dtype, plan.down.group)
-        else:
-            inner, by = up_product(rows, scale, w13, s13, b13, slots, blocks, live, top_k, split, gate, dtype, plan.up)
-            results = down_product(inner, by, w2, s2, b2, slots, blocks, live, tokens * top_k, top_k, dtype, plan.down)
-        return sum_routes(results, ids, routing.topk_weights, live, experts, dtype)
+            return wide.down_product(inner, by, w2, s2, b2, slots, blocks, tokens * top_k, dtype, plan.down.group)
+        inner, by = up_product(rows, scale, w13, s13, b13, slots, blocks, live, top_k, split, gate, dtype, plan.up)
+        return down_product(inner, by, w2, s2, b2, slots, blocks, live, tokens * top_k, top_k, dtype, plan.down)
 
 
 def _is_aligned(rows: Tensor) -> bool:
@@ -102,7 +127,9 @@ def require_device(weights: TritonExpertWeights) -> None:
 
 def make_runner(weights: TritonExpertWeights, activation: Activation, out_dtype: torch.dtype) -> TritonRunner:
     """Return the runner over prepared weights. Raises: UnsupportedError for an activation or an order that the kernels do not know."""
-    split = _split(weights.order, weights.inter)
+    split = split_of(weights.order, weights.inter)
+    if split is None:
+        raise UnsupportedError(f"the tuned kernels multiply pairs of gate and up; these weights have the order {weights.order.title!r}")
     layer = Layer(weights.w13.dtype, weights.num_experts, weights.hidden, weights.inter, split.step > 1)
     plans = plans_for(weights.w13.device, layer)
     if weights.w13.data_ptr() % 16 or weights.w2.data_ptr() % 16:  # the copy engine's rule
@@ -110,28 +137,8 @@ def make_runner(weights: TritonExpertWeights, activation: Activation, out_dtype:
     return TritonRunner(weights, split, _gate(activation), out_dtype, plans)
 
 
-def _split(order: type[GateUpOrder], inter: int) -> Split:
-    splits = {GateUp: Split(0, inter, 1), UpGate: Split(inter, 0, 1), Interleaved: Split(0, 1, 2)}
-    if order not in splits:
-        raise UnsupportedError(f"the Triton runner does not know the gate/up order {order.__qualname__}")
-    return splits[order]
-
-
 def _gate(activation: Activation) -> Gate:
-    match activation:
-        case SiluAndMul():
-            return Gate(alpha=1.0, limit=float("inf"), shift=0.0)
-        case SwigluOai(alpha=alpha, limit=limit):
-            return Gate(alpha, limit, shift=1.0)
-        case SwigluClamped(limit=limit):
-            return Gate(alpha=1.0, limit=limit, shift=0.0)
-        case _:
-            raise UnsupportedError(f"the Triton runner does not know the activation {activation.name!r}")
-
-
-def _live_count(routing: Routing[Ids]) -> Tensor | None:
-    """Return the live rows as int32 (1,) on the device, or None where every row is live."""
-    if not isinstance(routing.live, int):
-        return routing.live.count
-    ids = routing.topk_ids
-    return None if routing.live == ids.shape[0] else torch.full((1,), routing.live, dtype=torch.int32, device=ids.device)
+    formula, alpha, limit, shift = epilogue_of(activation)
+    if formula is not Formula.GATED:
+        raise UnsupportedError(f"the tuned kernels do not know the activation {activation.name!r}")
+    return Gate(alpha, limit, shift)

@@ -1,0 +1,44 @@
+"""What the kernels make of an activation. Importing this does not import Triton."""
+
+from ...formats import GateUp, GateUpOrder, Interleaved, Ungated, UpGate
+from ...ops.activation.spec import Split
+from ...ops.quantised_product.spec import Epilogue, Formula
+from ..activations import Activation, GeluAndMul, GeluTanhAndMul, Relu2, SiluAndMul, SwigluClamped, SwigluOai, SwigluStep
+from ..base import UnsupportedError
+
+
+def epilogue_of(activation: Activation) -> Epilogue:
+    """Return the formula of an activation. Raises: UnsupportedError for one that the kernels do not know."""
+    match activation:
+        case SiluAndMul():
+            return Epilogue(Formula.GATED)
+        case SwigluOai(alpha=alpha, limit=limit):
+            return Epilogue(Formula.GATED, alpha, limit, 1.0)
+        case SwigluClamped(limit=limit):
+            return Epilogue(Formula.GATED, limit=limit)
+        case SwigluStep(limit=limit):
+            return Epilogue(Formula.STEP, limit=limit)
+        case GeluAndMul():
+            return Epilogue(Formula.GELU)
+        case GeluTanhAndMul():
+            return Epilogue(Formula.GELU_TANH)
+        case Relu2():
+            return Epilogue(Formula.RELU2)
+        case _:
+            raise UnsupportedError(f"the Triton runner does not know the activation {activation.name!r}")
+
+
+def split_of(order: type[GateUpOrder], inter: int) -> Split | None:
+    """Return where gate and up lie among the columns of the first product, None for experts without a gate.
+
+    Raises: UnsupportedError for an order that the kernels do not know.
+    """
+    splits = {GateUp: Split(0, inter, 1), UpGate: Split(inter, 0, 1), Interleaved: Split(0, 1, 2), Ungated: None}
+    if order not in splits:
+        raise UnsupportedError(f"the Triton runner does not know the gate/up order {order.__qualname__}")
+    return splits[order]
+
+
+def is_gate(activation: Activation, order: type[GateUpOrder]) -> bool:
+    """Say whether the tuned kernels do it: g * sigmoid(alpha * g) * (u + shift) with limits, over pairs."""
+    return order is not Ungated and isinstance(activation, (SiluAndMul, SwigluOai, SwigluClamped))

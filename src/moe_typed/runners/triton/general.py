@@ -1,0 +1,186 @@
+"""The Triton runner over weights in any format: sort routes, multiply and activate, quantise if the rows were, multiply, sum.
+
+Weights are read as they are held and decoded in registers. Rows without scales are multiplied in their own dtype, whatever the weights are (W8A16,
+W4A16). Rows that are quantised are multiplied as they are, and so are those between the products, which are quantised by the rule of the payload; but
+where the payload has one scale for all, each of these rows has its own, which is finer and depends on no other row.
+"""
+
+from typing import ClassVar, final
+
+import attrs
+import torch
+from torch import Tensor
+from triton import knobs
+from typing_extensions import override
+
+from ...formats import (
+    Bf16Rows,
+    ExpertWeights,
+    Fp8Block128Rows,
+    Fp8TensorRows,
+    Fp8TokenRows,
+    Fp16Rows,
+    Fp32Rows,
+    GateUpOrder,
+    Int8TokenRows,
+    MxFp8Rows,
+    Payload,
+)
+from ...ops.activation.spec import Split
+from ...ops.align.triton import align
+from ...ops.quantised_product.plan import choose_tile, fitting_depth
+from ...ops.quantised_product.spec import Epilogue, Matrix, Rows
+from ...ops.quantised_product.triton import product
+from ...ops.quantize.triton import quantize_fp8_groups, quantize_fp8_rows, quantize_int8_rows, quantize_mxfp8
+from ...ops.sum_routes.triton import sum_routes
+from ...routing import Ids, Routing
+from ...stages import FlatRowsInput, RouteRowsOutput, RunnerInput, SummedRowsOutput
+from ..activations import Activation
+from ..base import FlatRowsMeetWeights, Runner, UnsupportedError, refuse_payload
+from .activations import epilogue_of, split_of
+from .int4 import FlatRowsMeetInt4Weights, TritonInt4Weights
+
+_FP8_CAPABILITY = (8, 9)  # the first device generation whose tensor cores multiply e4m3 (Ada)
+_CAPABILITY = (8, 0)  # the first one that multiplies bfloat16 (Ampere)
+
+
+@final
+@attrs.frozen(eq=False)
+class TritonGeneralRunner(Runner[FlatRowsInput, SummedRowsOutput]):
+    """Run the experts as grouped GEMMs over rows that are sorted by expert, with weights in any format.
+
+    ``accepts``: the payloads that it takes. ``split``: None for experts without a gate. ``out_dtype``: of results, where rows are quantised; that of
+    the rows where they are not. ``has_fp8``: whether the device knows e4m3.
+    """
+
+    name: ClassVar[str] = "triton"
+    inputs: ClassVar[tuple[type[RunnerInput], ...]] = (FlatRowsInput,)
+    weights: ExpertWeights[GateUpOrder] | TritonInt4Weights
+    up: Matrix
+    down: Matrix
+    split: Split | None
+    epilogue: Epilogue
+    accepts: tuple[type[Payload], ...]
+    out_dtype: torch.dtype
+    has_fp8: bool
+
+    @override
+    def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
+        """Run both products. Raises: UnsupportedError for rows that the device cannot multiply; BoundaryError for a payload of another class."""
+        routing, live = runner_input.routing, live_count(runner_input.routing)
+        results = self._multiply(runner_input, live)
+        experts = self.down.data.shape[0]
+        return SummedRowsOutput(sum_routes(results, routing.topk_ids.contiguous(), routing.topk_weights, live, experts, results.dtype))
+
+    def run_routes(self, runner_input: FlatRowsInput, /) -> RouteRowsOutput:
+        """Return the result of each route, router weights pending; what a route to nowhere holds is undefined. Raises: as ``run``."""
+        results = self._multiply(runner_input, live_count(runner_input.routing))
+        return RouteRowsOutput(results.view(*runner_input.routing.topk_ids.shape, results.shape[1]))
+
+    def _multiply(self, runner_input: FlatRowsInput, live: Tensor | None) -> Tensor:
+        if isinstance(self.weights, TritonInt4Weights):
+            FlatRowsMeetInt4Weights(self.weights, runner_input)
+        else:
+            FlatRowsMeetWeights(self.weights, runner_input)
+        payload, ids = runner_input.payload, runner_input.routing.topk_ids
+        routes, top_k = ids.numel(), ids.shape[1]
+        rows, dtype = self._rows(payload)
+        tile = choose_tile(rows, self.up, routes, paired=self.split is not None)
+        slots, block_expert = align(ids.contiguous(), live, self.up.data.shape[0], tile.rows)
+        inner = product(rows, self.up, slots, block_expert, routes, top_k, dtype, tile, self.split, self.epilogue)
+        between = _requantised(payload, inner, None if live is None else live * top_k)
+        tile = choose_tile(between, self.down, routes, paired=False)
+        return product(between, self.down, slots, block_expert, routes, 1, dtype, tile)
+
+    def _rows(self, payload: Payload) -> tuple[Rows, torch.dtype]:
+        """Return the rows, and the dtype of what is made of them."""
+        if not isinstance(payload, self.accepts):
+            raise refuse_payload(type(payload), f"the Triton runner over {self.weights.format.name} weights", self.accepts)
+        match payload:
+            case Bf16Rows() | Fp16Rows() | Fp32Rows():
+                rows, dtype = Rows(payload.data), payload.data.dtype
+            case Fp8TensorRows():
+                rows, dtype = Rows(payload.data, payload.scale.expand(payload.rows).unsqueeze(1)), self.out_dtype
+            case Fp8TokenRows() | Int8TokenRows():
+                rows, dtype = Rows(payload.data, payload.scale.unsqueeze(1)), self.out_dtype
+            case MxFp8Rows() | Fp8Block128Rows():
+                rows, dtype = Rows(payload.data, payload.scale), self.out_dtype
+            case _:
+                raise refuse_payload(type(payload), "the Triton runner", self.accepts)
+        if dtype == torch.bfloat16 and payload.data.device.type != "cuda":
+            raise UnsupportedError("Triton's CPU interpreter multiplies bf16 wrongly, so that bf16 rows, and rows that bf16 is made of, need a GPU")
+        if rows.data.dtype == torch.float8_e4m3fn and not self.has_fp8:
+            raise UnsupportedError(f"{payload.format.name} rows need compute capability 8.9 or later")
+        return rows, dtype
+
+
+def _requantised(payload: Payload, inner: Tensor, live: Tensor | None) -> Rows:
+    """Return the rows between the products, one a route, as the payload was. ``live``: the leading ones that count."""
+    match payload:
+        case Fp8TensorRows() | Fp8TokenRows():
+            data, scale = quantize_fp8_rows(inner, live=live)
+            return Rows(data, scale.unsqueeze(1))
+        case Int8TokenRows():
+            data, scale = quantize_int8_rows(inner, live=live)
+            return Rows(data, scale.unsqueeze(1))
+        case MxFp8Rows():
+            return Rows(*quantize_mxfp8(inner, live=live))
+        case Fp8Block128Rows():
+            return Rows(*quantize_fp8_groups(inner, live=live))
+        case _:
+            return Rows(inner)
+
+
+def live_count(routing: Routing[Ids]) -> Tensor | None:
+    """Return the live rows as int32 (1,) on the device, or None where every row is live."""
+    if not isinstance(routing.live, int):
+        return routing.live.count
+    ids = routing.topk_ids
+    return None if routing.live == ids.shape[0] else torch.full((1,), routing.live, dtype=torch.int32, device=ids.device)
+
+
+def make_general_runner(
+    weights: ExpertWeights[GateUpOrder] | TritonInt4Weights,
+    up: Matrix,
+    down: Matrix,
+    activation: Activation,
+    accepts: tuple[type[Payload], ...],
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> TritonGeneralRunner:
+    """Return the runner over prepared weights. Raises: UnsupportedError for an activation or an order that the kernels do not know."""
+    if not activation.takes(weights.order):
+        raise UnsupportedError(f"the activation {activation.name!r} does not take rows in the order {weights.order.title!r}")
+    split = split_of(weights.order, weights.inter)
+    return TritonGeneralRunner(weights, up, down, split, epilogue_of(activation), accepts, out_dtype, _has_fp8(up.data.device))
+
+
+def require_general(data: Tensor, name: str) -> None:
+    """Raise UnsupportedError where the device of weights cannot multiply them. ``name``: of their format."""
+    device = data.device
+    if device.type != "cuda":
+        if not knobs.runtime.interpret:
+            raise UnsupportedError(f"the weights are on {device}, and Triton runs on GPUs (on a CPU with TRITON_INTERPRET=1 alone)")
+        return
+    if data.dtype == torch.float8_e4m3fn and torch.version.hip is not None:
+        raise UnsupportedError(f"{name} weights are float8_e4m3fn, which the Triton runner multiplies on NVIDIA GPUs only")
+    needed = _FP8_CAPABILITY if data.dtype == torch.float8_e4m3fn else _CAPABILITY
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.hip is None and capability < needed:
+        raise UnsupportedError(
+            f"{name} weights need compute capability {needed[0]}.{needed[1]} or later; {device} has {capability[0]}.{capability[1]}"
+        )
+
+
+def require_groups(up: Matrix, down: Matrix, name: str) -> None:
+    """Raise UnsupportedError for groups of scales that no matrix instruction fits into."""
+    for matrix in (up, down):
+        try:
+            fitting_depth(Rows(matrix.data.new_empty((0, matrix.depth), dtype=torch.bfloat16)), matrix, matrix.depth)
+        except ValueError as error:
+            raise UnsupportedError(f"{name} weights: {error}") from error
+
+
+def _has_fp8(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
