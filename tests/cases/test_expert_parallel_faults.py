@@ -45,7 +45,9 @@ from moe_typed.stages import (
     SegmentEnds,
 )
 from moe_typed.table import AnyRunner
-from tests.dispatchers.support import LOCAL, NARROW, SETUPS, Weights, batch, expected, held_by, mori_config, near, prepared, slots, weights
+from tests.dispatchers.libraries import mori_config
+from tests.dispatchers.setups import SETUPS, expected, slots
+from tests.dispatchers.support import LOCAL, NARROW, Weights, batch, held_by, near, prepared, weights
 from tests.emulation.deep_ep import EmulatedBuffer
 from tests.emulation.mori import EmulatedDispatchCombineOp
 from tests.emulation.mori_config import EpDispatchCombineKernelType

@@ -44,30 +44,22 @@ from moe_typed.stages import (
     SegmentedDispatchOutput,
     SlabDispatchOutput,
 )
+from tests.dispatchers.libraries import low_latency_buffer, mori_op, mori_v2_op, residence_of, spread_of
+from tests.dispatchers.setups import SETUPS, AnyDispatcher, arrived, expected, slots
 from tests.dispatchers.support import (
     ALIGNMENT,
     CAPACITY,
     FACTOR,
     LOCAL,
     NARROW,
-    SETUPS,
     TOPK,
     WIDE,
     WIRES,
-    AnyDispatcher,
-    arrived,
     batch,
-    expected,
     experts_for,
     held_by,
-    low_latency_buffer,
-    mori_op,
-    mori_v2_op,
     near,
     prepared,
-    residence_of,
-    slots,
-    spread_of,
     weights,
 )
 from tests.emulation.deep_ep import EmulatedBuffer

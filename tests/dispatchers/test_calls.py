@@ -25,27 +25,9 @@ from moe_typed.dispatchers import (
 )
 from moe_typed.routing import fill_nowhere, in_order
 from moe_typed.runners import reference_experts
-from tests.dispatchers.support import (
-    CAPACITY,
-    LOCAL,
-    NARROW,
-    SETUPS,
-    TOPK,
-    WIDE,
-    AnyDispatcher,
-    batch,
-    experts_for,
-    held_by,
-    low_latency_buffer,
-    mori_op,
-    near,
-    nixl_buffer,
-    prepared,
-    residence_of,
-    slots,
-    spread_of,
-    weights,
-)
+from tests.dispatchers.libraries import low_latency_buffer, mori_op, nixl_buffer, residence_of, spread_of
+from tests.dispatchers.setups import SETUPS, AnyDispatcher, slots
+from tests.dispatchers.support import CAPACITY, LOCAL, NARROW, TOPK, WIDE, batch, experts_for, held_by, near, prepared, weights
 from tests.emulation.mooncake import EmulatedMooncakeBuffer
 from tests.emulation.mori_config import EpDispatchCombineKernelType as Kernel
 from tests.emulation.world import Group, World

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from moe_typed import debug
-from tests.dispatchers.support import KINDS, SETUPS, expected, near, run_layers
+from tests.dispatchers.setups import SETUPS, expected, run_layers
+from tests.dispatchers.support import KINDS, near
 
 FORMS = ("bf16", "fp8 block", "mxfp8", "mxfp4")
 

@@ -16,7 +16,8 @@ from moe_typed.dispatchers import (
     NixlDispatcher,
     RingArena,
 )
-from tests.dispatchers.support import CAPACITY, LOCAL, elastic_buffer, low_latency_buffer, nixl_buffer
+from tests.dispatchers.libraries import elastic_buffer, low_latency_buffer, nixl_buffer
+from tests.dispatchers.support import CAPACITY, LOCAL
 from tests.emulation.deep_ep import EmulatedBuffer
 from tests.emulation.mooncake import EmulatedMooncakeBuffer
 from tests.emulation.world import Group, World

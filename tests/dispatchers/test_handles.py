@@ -22,24 +22,9 @@ from moe_typed.dispatchers import (
 )
 from moe_typed.routing import PhysicalIds, fill_nowhere, in_order
 from moe_typed.stages import DeepEPLLHandle, HandleError, HandleWarning
-from tests.dispatchers.support import (
-    CAPACITY,
-    LOCAL,
-    NARROW,
-    SETUPS,
-    WIDE,
-    AnyDispatcher,
-    batch,
-    experts_for,
-    held_by,
-    low_latency_buffer,
-    mori_op,
-    prepared,
-    residence_of,
-    slots,
-    spread_of,
-    weights,
-)
+from tests.dispatchers.libraries import low_latency_buffer, mori_op, residence_of, spread_of
+from tests.dispatchers.setups import SETUPS, AnyDispatcher, slots
+from tests.dispatchers.support import CAPACITY, LOCAL, NARROW, WIDE, batch, experts_for, held_by, prepared, weights
 from tests.emulation.deep_ep import EmulatedBuffer
 from tests.emulation.mori_config import EpDispatchCombineKernelType
 from tests.emulation.world import Group, World

@@ -27,7 +27,8 @@ from moe_typed.dispatchers import (
 from moe_typed.dispatchers.wire import from_words, in_words, zero_row
 from moe_typed.formats import Fp8Block128Rows, Fp8Block128SlabRows, Payload, quantize_mxfp4, quantize_mxfp8
 from moe_typed.routing import fill_nowhere, in_order
-from tests.dispatchers.support import CAPACITY, LOCAL, NARROW, WIDE, batch, mori_op, residence_of, spread_of
+from tests.dispatchers.libraries import mori_op, residence_of, spread_of
+from tests.dispatchers.support import CAPACITY, LOCAL, NARROW, WIDE, batch
 from tests.emulation.hazards import EmulatedMisuse, poison_mask
 from tests.emulation.mooncake import EmulatedMooncakeBuffer
 from tests.emulation.mori_config import EpDispatchCombineKernelType

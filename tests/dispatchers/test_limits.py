@@ -27,27 +27,9 @@ from moe_typed.dispatchers import (
 )
 from moe_typed.formats import quantizers
 from moe_typed.routing import PaddedPhysicalIds, fill_nowhere, in_order
-from tests.dispatchers.support import (
-    CAPACITY,
-    LOCAL,
-    NARROW,
-    SETUPS,
-    TOPK,
-    batch,
-    elastic_buffer,
-    expected,
-    held_by,
-    low_latency_wire,
-    mori_op,
-    mori_v2_op,
-    near,
-    nixl_buffer,
-    prepared,
-    residence_of,
-    slots,
-    spread_of,
-    weights,
-)
+from tests.dispatchers.libraries import elastic_buffer, mori_op, mori_v2_op, nixl_buffer, residence_of, spread_of
+from tests.dispatchers.setups import SETUPS, expected, low_latency_wire, slots
+from tests.dispatchers.support import CAPACITY, LOCAL, NARROW, TOPK, batch, held_by, near, prepared, weights
 from tests.emulation.deep_ep import EmulatedBuffer
 from tests.emulation.mooncake import EmulatedMooncakeBuffer
 from tests.emulation.mori import EmulatedDispatchCombineOp

@@ -14,7 +14,9 @@ from moe_typed import Bf16Rows, BoundaryError, CombineInput, PhysicalIds, bf16_a
 from moe_typed.dispatchers import MoriNormalDispatcher, PairedArena, PendingCombine
 from moe_typed.routing import ExpertMap, Residence, contiguous_residence
 from moe_typed.stages import Handle, HandleError, HandleWarning
-from tests.dispatchers.support import LOCAL, SETUPS, batch, experts_for, held_by, mori_op, prepared, slots, weights
+from tests.dispatchers.libraries import mori_op
+from tests.dispatchers.setups import SETUPS, slots
+from tests.dispatchers.support import LOCAL, batch, experts_for, held_by, prepared, weights
 from tests.emulation.hazards import EmulatedMisuse
 from tests.emulation.mori_config import EpDispatchCombineKernelType as Kernel
 from tests.emulation.world import World

@@ -10,22 +10,9 @@ from moe_typed import DispatchOutput, Payload, UnsupportedError
 from moe_typed.dispatchers import MoriLowLatencyDispatcher, PairedArena, PendingCombine, PendingDispatch, SlabDispatcher
 from moe_typed.routing import fill_nowhere, in_order
 from moe_typed.stages import Handle, HandleError, SlabCombineInput
-from tests.dispatchers.support import (
-    LOCAL,
-    NARROW,
-    SETUPS,
-    WIRES,
-    batch,
-    expected,
-    experts_for,
-    held_by,
-    mori_op,
-    near,
-    prepared,
-    residence_of,
-    slots,
-    weights,
-)
+from tests.dispatchers.libraries import mori_op, residence_of
+from tests.dispatchers.setups import SETUPS, expected, slots
+from tests.dispatchers.support import LOCAL, NARROW, WIRES, batch, experts_for, held_by, near, prepared, weights
 from tests.emulation.mori_config import EpDispatchCombineKernelType as Kernel
 from tests.emulation.world import World
 

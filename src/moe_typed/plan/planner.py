@@ -134,13 +134,15 @@ def _try_runner(problem: MoEProblem, environment: Environment, model: DenseModel
 
 
 def _try_wires(problem: MoEProblem, environment: Environment, model: DenseModel, row: Row, acceptance: Acceptance) -> Route | Rejected:
+    fault = acceptance.prepared.widths.fault(hidden=problem.hidden, inter=problem.inter)
+    if fault is not None:
+        return _reject(acceptance.runner, RejectReason.DIVISIBILITY, fault)
     degradations: tuple[Degradation, ...] = ()
     if acceptance.runner is RunnerName.AITER:
         decision = wire_for_aiter(problem.wire, environment.aiter)
         if decision.degradation is not None:
             problem, degradations = attrs.evolve(problem, wire=decision.wire), (decision.degradation,)
     ways = wire_ways(problem, model, acceptance.payloads)
-    fault = None
     for way in ways:
         fault = divisibility_fault(way.arrives.format, hidden=problem.hidden)
         if fault is not None:

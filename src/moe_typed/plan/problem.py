@@ -52,8 +52,14 @@ class MoEProblem:
     ranks: int = 1
 
     def __attrs_post_init__(self) -> None:
-        for name, least in (("num_experts", 1), ("top_k", 1), ("hidden", 1), ("inter", 1), ("rows", 0), ("ranks", 1)):
-            value: int = getattr(self, name)
+        for name, value, least in (
+            ("num_experts", self.num_experts, 1),
+            ("top_k", self.top_k, 1),
+            ("hidden", self.hidden, 1),
+            ("inter", self.inter, 1),
+            ("rows", self.rows, 0),
+            ("ranks", self.ranks, 1),
+        ):
             if value < least:
                 raise ValueError(f"{name} is {value}; it must be {least} or more")
         if self.top_k > self.num_experts:

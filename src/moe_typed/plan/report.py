@@ -42,7 +42,7 @@ _EXPLANATIONS: Final[Mapping[RejectReason, str]] = MappingProxyType(
         RejectReason.WEIGHT_FORMAT: "it does not take weights in this format",
         RejectReason.ACTIVATION: "it cannot do this activation",
         RejectReason.WIRE_FORMAT: "it takes no payload that the requested wire format can be converted to",
-        RejectReason.DIVISIBILITY: "a width is not a multiple of the scale group",
+        RejectReason.DIVISIBILITY: "a width is none that the weights or rows can have",
         RejectReason.BACKEND: "it has no way from what this backend dispatches",
     }
 )

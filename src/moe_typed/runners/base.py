@@ -7,6 +7,8 @@ from ..boundary import BoundaryError, boundary
 from ..formats import ExpertWeights, GateUpOrder, Payload
 from ..stages import FlatRowsInput, RunnerInput, RunnerOutput
 from .activations import Activation
+from .errors import UnsupportedError as UnsupportedError
+from .widths import ANY_WIDTHS, Widths
 
 RI_contra = TypeVar("RI_contra", bound=RunnerInput, contravariant=True)
 RO_co = TypeVar("RO_co", bound=RunnerOutput, covariant=True)
@@ -38,7 +40,12 @@ class FlatRowsMeetWeights:
 
 
 class PreparedWeights(ABC, Generic[R_co, P_contra]):
-    """The base of weights in the layout that one runner reads, with the payload classes that it can then take (the accept-set)."""
+    """The base of weights in the layout that one runner reads, with the payload classes that it can then take (the accept-set).
+
+    ``widths``: which widths the weights may have; preparation refuses others, and plans pass the class over.
+    """
+
+    widths: ClassVar[Widths] = ANY_WIDTHS
 
     @abstractmethod
     def runner(self, activation: Activation) -> R_co:
@@ -52,10 +59,6 @@ class PreparedWeights(ABC, Generic[R_co, P_contra]):
                 payloads = get_args(base)[1]
                 return (payloads,) if isinstance(payloads, type) else tuple(get_args(payloads))
         raise TypeError(f"{cls.__qualname__} does not derive from PreparedWeights[runner, payloads] directly")
-
-
-class UnsupportedError(ValueError):
-    """Say that a combination is well typed but cannot be run, and why."""
 
 
 def refuse_payload(payload: type[Payload], taker: str, accepts: tuple[type[Payload], ...]) -> BoundaryError:

@@ -2,16 +2,17 @@
 
 import enum
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, ClassVar, Final, final
 
 import attrs
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...formats import ExpertWeights, GateUp, GateUpOrder
+from ...formats import ExpertWeights, GateUp, GateUpOrder, MxFp4ExpertWeights
 from ..activations import Activation
 from ..base import UnsupportedError
+from ..widths import Widths
 from .library import AiterLibrary
 from .shuffle import LANE_COLUMNS, TILE_COLUMNS
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 GFX942: Final = "gfx942"  # CDNA3: fp8 is e4m3fnuz, and there is no microscaling
 GFX950: Final = "gfx950"  # CDNA4: fp8 is e4m3fn; fp4 and microscaled matrix instructions
 _KNOWN_GFX: Final = (GFX942, GFX950)  # on gfx1250 layouts and precisions are others
+
+
+def _whole(columns: int, per_element: int = 1) -> Widths:
+    """Ask for whole tiles of columns; both widths are columns of one of the two weights. Rows come in tiles that are no taller (16, of scales 32)."""
+    return Widths(columns * per_element, columns * per_element, why="in which AITER shuffles these weights")
+
+
+TILES: Final = _whole(TILE_COLUMNS)  # of shuffle_weight
+MXFP4_TILES: Final = _whole(TILE_COLUMNS, MxFp4ExpertWeights.format.per_element)
+LANES: Final = _whole(LANE_COLUMNS)  # of shuffle_weight_a16w4 and shuffle_scale_a16w4
+MXFP4_LANES: Final = _whole(LANE_COLUMNS, MxFp4ExpertWeights.format.per_element)
 
 
 @final
@@ -87,6 +99,7 @@ class AiterWeights(ABC):
     What was done is in the class; nothing in the tensors tells.
     """
 
+    widths: ClassVar[Widths] = TILES
     library: AiterLibrary
     options: AiterOptions
     w1: Tensor
@@ -169,25 +182,6 @@ def require_no_bias(weights: ExpertWeights[GateUpOrder]) -> None:
     """Raise UnsupportedError for biases, which AITER ignores without a word unless weights are microscaled."""
     if weights.b13 is not None or weights.b2 is not None:
         raise UnsupportedError(f"AITER drops the biases of {weights.format.name} weights: its kernels add those of mxfp4 and mxfp8 weights alone")
-
-
-def require_tiles(weights: ExpertWeights[GateUpOrder]) -> None:
-    """Raise UnsupportedError for sizes that ``shuffle_weight`` cannot divide."""
-    _require_multiples(weights, TILE_COLUMNS)
-
-
-def require_lanes(weights: ExpertWeights[GateUpOrder]) -> None:
-    """Raise UnsupportedError for sizes that ``shuffle_weight_a16w4`` or ``shuffle_scale_a16w4`` cannot divide."""
-    _require_multiples(weights, LANE_COLUMNS)
-
-
-def _require_multiples(weights: ExpertWeights[GateUpOrder], columns: int) -> None:
-    """Ask for whole tiles of columns; both sizes are columns of one of the two weights. Rows come in tiles that are no taller (16, of scales 32)."""
-    unit = columns * weights.format.per_element
-    for name, size in (("hidden", weights.hidden), ("inter", weights.inter)):
-        if size % unit:
-            shuffled = f"in which AITER shuffles {weights.format.name} weights"
-            raise UnsupportedError(f"{name} = {size} is not a multiple of {unit}, {shuffled}; pad with zeros")
 
 
 def require_zero_pads(weights: ExpertWeights[GateUpOrder], options: AiterOptions) -> None:

@@ -19,6 +19,7 @@ from ...formats import (
 from ..base import PreparedWeights
 from .library import AiterLibrary
 from .prepared import (
+    TILES,
     AiterOptions,
     AiterWeights,
     Operands,
@@ -27,7 +28,6 @@ from .prepared import (
     gate_up,
     require_gfx,
     require_no_bias,
-    require_tiles,
     require_zero_pads,
 )
 from .runner import AiterRunner
@@ -102,6 +102,6 @@ def _dense(
 ) -> tuple[Tensor, Tensor]:
     require_gfx(library, weights.format.name)
     require_no_bias(weights)
-    require_tiles(weights)
+    TILES.require(weights)
     require_zero_pads(weights, options)
     return shuffle_weight(gate_up(weights.w13, weights.order)), shuffle_weight(weights.w2)

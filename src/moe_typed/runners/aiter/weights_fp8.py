@@ -32,6 +32,7 @@ from .library import AiterLibrary
 from .prepared import (
     GFX942,
     GFX950,
+    TILES,
     AiterOptions,
     BlockScaledWeights,
     TensorScaledWeights,
@@ -39,7 +40,6 @@ from .prepared import (
     gate_up,
     require_gfx,
     require_no_bias,
-    require_tiles,
     require_zero_pads,
 )
 from .runner import AiterRunner
@@ -236,7 +236,7 @@ def _check(weights: _Fp8Weights, library: AiterLibrary, options: AiterOptions, g
     if weights.order is Interleaved and isinstance(weights, Fp8Block128ExpertWeights):
         raise UnsupportedError("a block of 128 interleaved rows has one scale for gate and up, which AITER wants apart; quantise them apart")
     require_no_bias(weights)
-    require_tiles(weights)
+    TILES.require(weights)
     require_zero_pads(weights, options)
     if gfx == GFX942 and any(bool(((data.view(torch.uint8) & _NAN) == _NAN).any()) for data in (weights.w13, weights.w2)):
         raise UnsupportedError(f"{weights.format.name} weights hold a NaN, whose bytes are numbers in e4m3fnuz")

@@ -5,7 +5,7 @@ chosen here, once, and a call that would read it as another one is refused.
 """
 
 import enum
-from typing import Annotated, Final, final
+from typing import Annotated, ClassVar, Final, final
 
 from jaxtyping import Float8e4m3fn, Float32
 from torch import Tensor
@@ -14,9 +14,13 @@ from typing_extensions import override
 from ...boundary import E8M0, Float4e2m1x2, Layout, boundary
 from ...formats import Bf16Rows, GateUpOrder, MxFp4ExpertWeights, MxFp4Rows, MxFp8ExpertWeights, MxFp8Rows
 from ..base import PreparedWeights
+from ..widths import Widths
 from .library import AiterLibrary
 from .prepared import (
     GFX950,
+    LANES,
+    MXFP4_LANES,
+    MXFP4_TILES,
     AiterOptions,
     AiterWeights,
     Operands,
@@ -25,8 +29,6 @@ from .prepared import (
     gate_up,
     require_gate_modes,
     require_gfx,
-    require_lanes,
-    require_tiles,
     require_zero_pads,
 )
 from .runner import AiterRunner
@@ -62,6 +64,7 @@ class MicroscaledWeights(AiterWeights):
 class AiterMxFp4A4W4Weights(MicroscaledWeights, PreparedWeights[AiterRunner, Bf16Rows | MxFp4Rows]):
     """Mxfp4 weights in tiles, scales in ``e8m0_shuffle``'s, for fp4 rows."""
 
+    widths: ClassVar[Widths] = MXFP4_TILES
     library: AiterLibrary
     options: AiterOptions
     w1: Annotated[Float4e2m1x2[Tensor, "experts 4*half hidden//2"], _ROW_MAJOR]
@@ -81,6 +84,7 @@ class AiterMxFp4A4W4Weights(MicroscaledWeights, PreparedWeights[AiterRunner, Bf1
 class AiterMxFp4A16W4Weights(MicroscaledWeights, PreparedWeights[AiterRunner, Bf16Rows]):
     """Mxfp4 weights and scales in the order of lanes, all of gate before all of up, for bf16 rows."""
 
+    widths: ClassVar[Widths] = MXFP4_LANES
     library: AiterLibrary
     options: AiterOptions
     w1: Annotated[Float4e2m1x2[Tensor, "experts 4*half hidden//2"], _ROW_MAJOR]
@@ -100,6 +104,7 @@ class AiterMxFp4A16W4Weights(MicroscaledWeights, PreparedWeights[AiterRunner, Bf
 class AiterMxFp4A8W4Weights(MicroscaledWeights, PreparedWeights[AiterRunner, Bf16Rows | MxFp8Rows]):
     """Mxfp4 weights and scales in the order of lanes, tiles of gate and up alternating (``gate_mode`` "interleave"), for fp8 rows and bf16 rows."""
 
+    widths: ClassVar[Widths] = MXFP4_LANES
     library: AiterLibrary
     options: AiterOptions
     w1: Annotated[Float4e2m1x2[Tensor, "experts 4*half hidden//2"], _ROW_MAJOR]
@@ -119,6 +124,7 @@ class AiterMxFp4A8W4Weights(MicroscaledWeights, PreparedWeights[AiterRunner, Bf1
 class AiterMxFp8Weights(MicroscaledWeights, PreparedWeights[AiterRunner, Bf16Rows | MxFp8Rows]):
     """Mxfp8 weights in the order of lanes, tiles of gate and up alternating; w1's scales as its rows, w2's in ``e8m0_shuffle``'s tiles."""
 
+    widths: ClassVar[Widths] = LANES
     library: AiterLibrary
     options: AiterOptions
     w1: Annotated[Float8e4m3fn[Tensor, "experts 2*inter hidden"], _ROW_MAJOR]
@@ -136,7 +142,7 @@ class AiterMxFp8Weights(MicroscaledWeights, PreparedWeights[AiterRunner, Bf16Row
 def prepare_mxfp4_a4w4(weights: MxFp4ExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions) -> AiterMxFp4A4W4Weights:
     """Shuffle weights and scales in tiles. fp4 products are gfx950's (CDNA4)."""
     require_gfx(library, f"{weights.format.name} a4w4", GFX950)
-    require_tiles(weights)
+    AiterMxFp4A4W4Weights.widths.require(weights)
     require_zero_pads(weights, options)
     w1, s1 = gate_up(weights.w13, weights.order), gate_up(weights.w13_scale, weights.order)
     scales = (e8m0_shuffle(s1), e8m0_shuffle(weights.w2_scale))
@@ -146,29 +152,29 @@ def prepare_mxfp4_a4w4(weights: MxFp4ExpertWeights[GateUpOrder], library: AiterL
 def prepare_mxfp4_a16w4(weights: MxFp4ExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions) -> AiterMxFp4A16W4Weights:
     """Shuffle weights and scales in lanes."""
     require_gfx(library, weights.format.name)
-    return AiterMxFp4A16W4Weights(library, options, *_in_lanes(weights, options, interleave=False), *biases(weights))
+    return AiterMxFp4A16W4Weights(library, options, *_in_lanes(weights, AiterMxFp4A16W4Weights.widths, options, interleave=False), *biases(weights))
 
 
 def prepare_mxfp4_a8w4(weights: MxFp4ExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions) -> AiterMxFp4A8W4Weights:
     """Shuffle weights and scales in lanes, gate and up interleaved."""
     require_gfx(library, weights.format.name)
     require_gate_modes(library, "the layout a8w4")
-    return AiterMxFp4A8W4Weights(library, options, *_in_lanes(weights, options, interleave=True), *biases(weights))
+    return AiterMxFp4A8W4Weights(library, options, *_in_lanes(weights, AiterMxFp4A8W4Weights.widths, options, interleave=True), *biases(weights))
 
 
 def prepare_mxfp8(weights: MxFp8ExpertWeights[GateUpOrder], library: AiterLibrary, options: AiterOptions) -> AiterMxFp8Weights:
     """Shuffle weights in lanes, gate and up interleaved. Microscaled fp8 products are gfx950's (CDNA4)."""
     require_gfx(library, weights.format.name, GFX950)
     require_gate_modes(library, f"the format {weights.format.name}")
-    w1, w2, s1, _ = _in_lanes(weights, options, interleave=True)
+    w1, w2, s1, _ = _in_lanes(weights, AiterMxFp8Weights.widths, options, interleave=True)
     return AiterMxFp8Weights(library, options, w1, w2, s1, e8m0_shuffle(weights.w2_scale), *biases(weights))
 
 
 def _in_lanes(
-    weights: MxFp4ExpertWeights[GateUpOrder] | MxFp8ExpertWeights[GateUpOrder], options: AiterOptions, *, interleave: bool
+    weights: MxFp4ExpertWeights[GateUpOrder] | MxFp8ExpertWeights[GateUpOrder], widths: Widths, options: AiterOptions, *, interleave: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return both weights, then both scales."""
-    require_lanes(weights)
+    widths.require(weights)
     require_zero_pads(weights, options)
     w1, s1 = gate_up(weights.w13, weights.order), gate_up(weights.w13_scale, weights.order)
     return (

@@ -17,9 +17,8 @@ from ....formats import (
 )
 from ....formats.int4 import unpack_bytes
 from ....formats.weights.compressed import decode_offset
-from ...base import UnsupportedError
 from ..ops import AclFormat, AscendOps
-from .layout import MAX_INNER_W4A8, biases, gate_first, packed_matrices, require_no_bias, require_nz_int4
+from .layout import W4A4_WIDTHS, W4A8_WIDTHS, W4A16_WIDTHS, biases, gate_first, packed_matrices, require_no_bias
 from .operands import W4A4Operand, W4A8Operand, W4A16Operand
 from .scales import AddOffset, carry, carry_flat
 
@@ -33,10 +32,7 @@ _CORRECTION = 8  # x = 16 * high + low + 8: the product lacks 8 * sum of weight 
 def w4a8_operands(weights: ModelSlimW4A8ExpertWeights[GateUpOrder], ops: AscendOps) -> tuple[W4A8Operand, W4A8Operand]:
     """Return both operands; a correction that the checkpoint lacks is computed. Raises: UnsupportedError for biases, and sizes of the operator."""
     require_no_bias(weights, "the product adds its correction where a bias would be, and then scales by row")
-    for name, inner, outer in (("w13", weights.hidden, 2 * weights.inter), ("w2", weights.inter, weights.hidden)):
-        require_nz_int4(outer, name)
-        if inner > MAX_INNER_W4A8:
-            raise UnsupportedError(f"{name} has {inner} rows; W4A8 products take {MAX_INNER_W4A8} at most")
+    W4A8_WIDTHS.require(weights)
     scale13 = gate_first(weights.w13_scale, weights.order)
     given13 = None if weights.w13_correction is None else gate_first(weights.w13_correction, weights.order)
     given2 = None if weights.w2_correction is None else weights.w2_correction.sum(2)
@@ -58,8 +54,7 @@ def _w4a8(ops: AscendOps, values: list[Tensor], scale: Tensor, correction: Tenso
 def w4a4_operands(weights: W4A4Weights, ops: AscendOps) -> tuple[W4A4Operand, W4A4Operand]:
     """Return both operands, of either packing. Raises: UnsupportedError for biases, and sizes of the operator."""
     require_no_bias(weights, "products of int4 rows take none")
-    for name, outer in (("w13", 2 * weights.inter), ("w2", weights.hidden)):
-        require_nz_int4(outer, name)
+    W4A4_WIDTHS.require(weights)
     packed = isinstance(weights, ModelSlimW4A4PackedExpertWeights)
     return (
         _w4a4(ops, _rows13(weights.w13, weights.order, packed=packed), gate_first(weights.w13_scale, weights.order)),
@@ -86,7 +81,11 @@ def _rows2(weight: Tensor, *, packed: bool) -> list[Tensor]:
 
 
 def grouped_operands(weights: Int4Groups, dtype: torch.dtype) -> tuple[W4A16Operand, W4A16Operand]:
-    """Return the operands of AWQ and GPTQ for rows of ``dtype``: both classes give zeros as they are subtracted, so one maker serves them."""
+    """Return the operands of AWQ and GPTQ for rows of ``dtype``: both classes give zeros as they are subtracted, so one maker serves them.
+
+    Raises: UnsupportedError for sizes.
+    """
+    W4A16_WIDTHS.require(weights)
     b13, b2 = biases(weights, dtype)
     first = _grouped(weights.codes_w13, weights.w13_scale, dtype, b13, weights.order)
     return first, _grouped(weights.codes_w2, weights.w2_scale, dtype, b2, None)
@@ -111,7 +110,11 @@ def _grouped(
 
 
 def compressed_operands(weights: CompressedInt4ExpertWeights[GateUpOrder], dtype: torch.dtype) -> tuple[W4A16Operand, W4A16Operand]:
-    """Return the operands of compressed-tensors for rows of ``dtype``: packed anew, along columns; symmetric."""
+    """Return the operands of compressed-tensors for rows of ``dtype``: packed anew, along columns; symmetric.
+
+    Raises: UnsupportedError for sizes.
+    """
+    W4A16_WIDTHS.require(weights)
     b13, b2 = biases(weights, dtype)
     first = [gate_first(decode_offset(held), weights.order, 0).T for held in weights.w13]
     second = [decode_offset(held).T for held in weights.w2]

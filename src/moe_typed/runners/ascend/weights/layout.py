@@ -6,15 +6,26 @@ import torch
 from torch import Tensor
 
 from ....formats import ExpertWeights, GateUp, GateUpOrder
-from ....formats.int4 import pack_words
+from ....formats.int4 import PER_WORD, pack_words
 from ...base import UnsupportedError
+from ...widths import Widths
 from ..ops import AclFormat, AscendOps
 
 # The sizes that FRACTAL_NZ tiles need, in elements; a tensor of others silently stays ND (SGLang 0.5.23, hardware_backend/npu/utils.py).
 _NZ_HALF: Final = 16  # both of the last dims, of bf16 and fp16
 _NZ_INT8: Final = 32  # the last dim
 _NZ_INT4: Final = 64  # the columns
-MAX_INNER_W4A8: Final = 18432  # CANN ops-transformer, gmm/grouped_matmul
+_MAX_INNER_W4A8: Final = 18432  # CANN ops-transformer, gmm/grouped_matmul
+_PAIR_ROWS: Final = 64  # two scales of 32 rows of the reduction
+_FUSED_COLUMNS: Final = 128  # divides N of npu_grouped_matmul_swiglu_quant_v2 in mxfp8
+
+# Columns are 2 * inter of w13 and hidden of w2; the reductions are hidden and inter.
+_NZ_WHY: Final = "in which int4 weights for integer rows lie in FRACTAL_NZ, without which these products do not read them"
+W4A8_WIDTHS: Final = Widths(_NZ_INT4, _NZ_INT4 // 2, _MAX_INNER_W4A8, why=_NZ_WHY)
+W4A4_WIDTHS: Final = Widths(_NZ_INT4, _NZ_INT4 // 2, why=_NZ_WHY)
+W4A16_WIDTHS: Final = Widths(PER_WORD, PER_WORD // 2, why="so that columns of int4 fill whole words of eight")
+MXFP8_WIDTHS: Final = Widths(_PAIR_ROWS, max(_PAIR_ROWS, _FUSED_COLUMNS // 2), why="in which the fused product of mxfp8 weights comes")
+MXFP4_WIDTHS: Final = Widths(_PAIR_ROWS, _PAIR_ROWS, why="in which two scales of mxfp4 weights lie together")
 
 
 def gate_first(joined: Tensor, order: type[GateUpOrder], dim: int = 1) -> Tensor:
@@ -47,17 +58,8 @@ def int8_matrices(ops: AscendOps, weight: Tensor) -> tuple[Tensor, AclFormat]:
 
 
 def packed_matrices(values: list[Tensor]) -> Tensor:
-    """Return values -8 to 7 (inner, outer), one tensor an expert, as int32 words (experts, inner, outer / 8). Raises: UnsupportedError by columns."""
-    outer = values[0].shape[1]
-    if outer % 8:
-        raise UnsupportedError(f"{outer} columns of int4 do not fill whole words of eight")
+    """Return values -8 to 7 (inner, outer), one tensor an expert, as int32 words (experts, inner, outer / 8)."""
     return torch.stack([pack_words(value) for value in values])
-
-
-def require_nz_int4(outer: int, name: str) -> None:
-    """Raise UnsupportedError where int4 columns cannot be in FRACTAL_NZ, without which these products do not read them."""
-    if outer % _NZ_INT4:
-        raise UnsupportedError(f"{name} has {outer} columns; int4 weights for integer rows need a multiple of {_NZ_INT4}: pad with zeros")
 
 
 def biases(weights: ExpertWeights[GateUpOrder], dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:

@@ -1,7 +1,7 @@
 """Weights prepared for the Ascend runner. Each class names the rows that it takes, and makes its chain of the components that fit."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Final, final
+from typing import Annotated, ClassVar, Final, final
 
 from typing_extensions import override
 
@@ -10,6 +10,7 @@ from ....formats import Bf16Rows, Fp16Rows, Int4TokenRows, Int8TokenRows, MxFp4P
 from ....stages import TensorParallel
 from ...activations import Activation, SiluAndMul
 from ...base import PreparedWeights
+from ...widths import Widths
 from ..activations import half_activation, int8_activation, refuse_activation
 from ..components.activation import AllGatheredActivation
 from ..components.hidden_states_quant import DynamicInt4Quant, DynamicInt8Quant, DynamicMxFp4Quant, DynamicMxFp8Quant
@@ -19,6 +20,7 @@ from ..components.rows import HalfRows
 from ..library import AscendLibrary
 from ..projections import Chain, FusedMxSwiglu, PlainProjection, ProductThenActivation, QuantisedProjection
 from ..runner import AscendRunner, AscendSlicedRunner, Experts
+from .layout import MXFP4_WIDTHS, MXFP8_WIDTHS, W4A4_WIDTHS, W4A8_WIDTHS, W4A16_WIDTHS
 from .operands import Bf16Operand, Fp16Operand, MxFp4Operand, MxFp8Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Operand
 
 # Both operands have the same names for sizes that differ: what one reduces over is what the other makes.
@@ -127,6 +129,7 @@ class AscendW8A8Fp16Weights(Int8RowsWeights, PreparedWeights[AscendRunner, Fp16R
 class AscendW4A8Weights(Int8RowsWeights, PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | Int8TokenRows]):
     """Int4 weights for int8 rows. Their products write over the int8 rows that they are given."""
 
+    widths: ClassVar[Widths] = W4A8_WIDTHS
     library: AscendLibrary
     up: Annotated[W4A8Operand, _UP]
     down: Annotated[W4A8Operand, _DOWN]
@@ -141,6 +144,7 @@ class AscendW4A8Weights(Int8RowsWeights, PreparedWeights[AscendRunner, Bf16Rows 
 class AscendW4A4Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | Int4TokenRows]):
     """Int4 weights for int4 rows."""
 
+    widths: ClassVar[Widths] = W4A4_WIDTHS
     library: AscendLibrary
     up: Annotated[W4A4Operand, _UP]
     down: Annotated[W4A4Operand, _DOWN]
@@ -158,6 +162,7 @@ class AscendW4A4Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | Int4
 class AscendW4A16Weights(HalfWeights, PreparedWeights[AscendRunner, Bf16Rows]):
     """Int4 weights in groups, for bf16 rows."""
 
+    widths: ClassVar[Widths] = W4A16_WIDTHS
     library: AscendLibrary
     up: Annotated[W4A16Operand, _UP]
     down: Annotated[W4A16Operand, _DOWN]
@@ -172,6 +177,7 @@ class AscendW4A16Weights(HalfWeights, PreparedWeights[AscendRunner, Bf16Rows]):
 class AscendW4A16Fp16Weights(HalfWeights, PreparedWeights[AscendRunner, Fp16Rows]):
     """Int4 weights in groups, for fp16 rows."""
 
+    widths: ClassVar[Widths] = W4A16_WIDTHS
     library: AscendLibrary
     up: Annotated[W4A16Operand, _UP]
     down: Annotated[W4A16Operand, _DOWN]
@@ -186,6 +192,7 @@ class AscendW4A16Fp16Weights(HalfWeights, PreparedWeights[AscendRunner, Fp16Rows
 class AscendMxFp8Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | MxFp8PairRows]):
     """Mxfp8 weights (Ascend 950): the first product activates and quantises, silu(gate) * up alone."""
 
+    widths: ClassVar[Widths] = MXFP8_WIDTHS
     library: AscendLibrary
     up: Annotated[MxFp8Operand, _UP]
     down: Annotated[MxFp8Operand, _DOWN]
@@ -204,6 +211,7 @@ class AscendMxFp8Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | MxF
 class AscendMxFp4A8Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | MxFp8PairRows]):
     """Mxfp4 weights for mxfp8 rows (Ascend 950)."""
 
+    widths: ClassVar[Widths] = MXFP4_WIDTHS
     library: AscendLibrary
     up: Annotated[MxFp4Operand, _UP]
     down: Annotated[MxFp4Operand, _DOWN]
@@ -221,6 +229,7 @@ class AscendMxFp4A8Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | M
 class AscendMxFp4A4Weights(PreparedWeights[AscendRunner, Bf16Rows | Fp16Rows | MxFp4PairRows]):
     """Mxfp4 weights for mxfp4 rows (Ascend 950)."""
 
+    widths: ClassVar[Widths] = MXFP4_WIDTHS
     library: AscendLibrary
     up: Annotated[MxFp4Operand, _UP]
     down: Annotated[MxFp4Operand, _DOWN]

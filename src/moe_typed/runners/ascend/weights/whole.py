@@ -8,15 +8,12 @@ from torch import Tensor
 
 from ....boundary import Layout, boundary
 from ....formats import Bf16ExpertWeights, Fp16ExpertWeights, GateUp, GateUpOrder, Int8ChannelExpertWeights, MxFp4ExpertWeights, MxFp8ExpertWeights
-from ...base import UnsupportedError
 from ..ops import AclFormat, AscendOps
-from .layout import biases, dense_matrices, gate_first, int8_matrices, require_no_bias
+from .layout import MXFP4_WIDTHS, MXFP8_WIDTHS, biases, dense_matrices, gate_first, int8_matrices, require_no_bias
 from .operands import Bf16Operand, Fp16Operand, MxFp4Operand, MxFp8Operand, W8A8Operand
 from .scales import Bf16ChannelScale, Fp32ChannelScale, pair
 
 _ROW_MAJOR: Final = Layout(contiguous=True)
-_FUSED_COLUMNS: Final = 128  # divides N of npu_grouped_matmul_swiglu_quant_v2 in mxfp8
-_PAIR_ROWS: Final = 64  # two scales of 32 rows of the reduction
 
 
 def bf16_operands(weights: Bf16ExpertWeights[GateUpOrder], ops: AscendOps) -> tuple[Bf16Operand, Bf16Operand]:
@@ -50,11 +47,7 @@ def w8a8_operands(weights: Int8ChannelExpertWeights[GateUpOrder], ops: AscendOps
 def mxfp8_operands(weights: MxFp8ExpertWeights[GateUpOrder], ops: AscendOps) -> tuple[MxFp8Operand, MxFp8Operand]:
     """Return both operands: cast first and turned afterwards, since a cast would lose the strides. Raises: UnsupportedError for biases and sizes."""
     require_no_bias(weights, "the fused product takes none")
-    if (2 * weights.inter) % _FUSED_COLUMNS or weights.hidden % _PAIR_ROWS:
-        raise UnsupportedError(
-            f"mxfp8 weights on the NPU need 2 * inter a multiple of {_FUSED_COLUMNS} and hidden of {_PAIR_ROWS}; "
-            f"inter is {weights.inter}, hidden {weights.hidden}"
-        )
+    MXFP8_WIDTHS.require(weights)
 
     def operand(weight: Tensor, scale: Tensor) -> MxFp8Operand:
         return MxFp8Operand(ops.npu_format_cast(weight, AclFormat.FRACTAL_NZ).transpose(1, 2), pair(scale), AclFormat.FRACTAL_NZ)
@@ -66,10 +59,7 @@ def mxfp8_operands(weights: MxFp8ExpertWeights[GateUpOrder], ops: AscendOps) -> 
 def mxfp4_operands(weights: MxFp4ExpertWeights[GateUpOrder], ops: AscendOps) -> tuple[MxFp4Operand, MxFp4Operand]:
     """Return both operands, of mxfp8 and mxfp4 rows alike. Raises: UnsupportedError for biases and sizes."""
     require_no_bias(weights, "products of microscaled rows take none")
-    if weights.inter % _PAIR_ROWS or weights.hidden % _PAIR_ROWS:
-        raise UnsupportedError(
-            f"mxfp4 weights on the NPU need inter and hidden multiples of {_PAIR_ROWS}; they are {weights.inter}, {weights.hidden}"
-        )
+    MXFP4_WIDTHS.require(weights)
 
     def operand(weight: Tensor, scale: Tensor) -> MxFp4Operand:
         turned = ops.npu_format_cast(weight.view(torch.uint8), AclFormat.FRACTAL_NZ).transpose(1, 2)
