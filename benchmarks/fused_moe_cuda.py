@@ -111,8 +111,12 @@ class Layer(NamedTuple):
 
     def runner(self) -> TritonRunner:
         if self.scales is None:
-            return prepare_triton(Bf16ExpertWeights(self.w13, self.w2, GateUp)).runner(SiluAndMul())
-        return prepare_triton(Fp8Block128ExpertWeights(self.w13, self.w2, *self.scales, GateUp)).runner(SiluAndMul())
+            made = prepare_triton(Bf16ExpertWeights(self.w13, self.w2, GateUp)).runner(SiluAndMul())
+        else:
+            made = prepare_triton(Fp8Block128ExpertWeights(self.w13, self.w2, *self.scales, GateUp)).runner(SiluAndMul())
+        if not isinstance(made, TritonRunner):
+            raise TypeError(f"the tuned runner is what is timed here; these weights and silu made {type(made).__qualname__}")
+        return made
 
 
 def _normal(experts: int, rows: int, columns: int, std: float, dtype: torch.dtype) -> Tensor:
