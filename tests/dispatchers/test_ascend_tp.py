@@ -17,6 +17,8 @@ from moe_typed.formats import (
     Int8ChannelExpertWeights,
     Int8TokenRows,
     ModelSlimW4A8ExpertWeights,
+    Payload,
+    round_bf16,
     shard_inter,
 )
 from moe_typed.routing import Pending, Routing
@@ -104,7 +106,7 @@ def test_two_ranks_agree_with_every_activation(name: str, activation: Activation
             experts = Experts(prepare_ascend_gguf(weights, ranks, ops), activation)
             return AscendTPDispatcher(as_they_are(Bf16Rows, ops)).then(experts)(ROWS, routing(12, 3)).completed(ranks)
         part = experts_of(shard_inter(weights, rank, 2), ops, activation)
-        return AscendTPDispatcher(as_int8(ops)).then(part)(ROWS, routing(12, 3)).completed(ranks)
+        return AscendTPDispatcher(as_int8(Bf16Rows, ops)).then(part)(ROWS, routing(12, 3)).completed(ranks)
 
     for output in world.run(layer):
         assert 0 < error(output, expected(ROWS.data, routing(12, 3), weights, activation)) < 1.5 * scheme.error
@@ -155,7 +157,7 @@ class TestDtypes:
         assert isinstance(weights, Int8ChannelExpertWeights)
         rows = Fp16Rows(ROWS.data.half())
         with debug("strict"):
-            layer = AscendTPDispatcher(as_int8(ops)).then(Experts(prepare_ascend_fp16(weights, ops)))
+            layer = AscendTPDispatcher(as_int8(Fp16Rows, ops)).then(Experts(prepare_ascend_fp16(weights, ops)))
             output = layer(rows, routing(12, 3)).completed(OneRank())
         assert output.dtype == torch.float16
         assert 0 < error(output, expected(rows.data, routing(12, 3), weights, SiluAndMul())) < 0.02
@@ -163,16 +165,33 @@ class TestDtypes:
     def test_what_another_runner_makes_of_int8_rows_is_brought_to_it(self) -> None:
         weights, rows = SCHEMES["w8a8"].weights(), Fp16Rows(ROWS.data.half())
         assert isinstance(weights, Int8ChannelExpertWeights)
-        output = AscendTPDispatcher(as_int8(emulated())).then(Experts(prepare_reference(weights)))(rows, routing(12, 3)).completed(OneRank())
+        output = (
+            AscendTPDispatcher(as_int8(Fp16Rows, emulated())).then(Experts(prepare_reference(weights)))(rows, routing(12, 3)).completed(OneRank())
+        )
         assert output.dtype == torch.float16
         assert 0 < error(output, expected(rows.data, routing(12, 3), weights, SiluAndMul())) < 0.02
 
     def test_scales_for_bf16_do_not_give_fp16(self) -> None:
         weights, ops = SCHEMES["w8a8"].weights(), emulated()
         assert isinstance(weights, Int8ChannelExpertWeights)
-        layer = AscendTPDispatcher(as_int8(ops)).then(Experts(prepare_ascend(weights, ops)))
-        with pytest.raises(UnsupportedError, match=r"give torch\.bfloat16, and torch\.float16 was asked for: scales in bf16 go with bf16"):
-            layer(Fp16Rows(ROWS.data.half()), routing(12, 3))
+        for rows, prepared, gives in (
+            (Fp16Rows, prepare_ascend(weights, ops), "Bf16Rows"),
+            (Bf16Rows, prepare_ascend_fp16(weights, ops), "Fp16Rows"),
+        ):
+            experts: Experts[Int8TokenRows] = Experts(prepared)
+            with pytest.raises(UnsupportedError, match=f"is for {rows.__qualname__} of the model, and these weights give {gives}"):
+                AscendTPDispatcher(as_int8(rows, ops)).then(experts)
+
+    def test_nor_do_they_behind_a_conversion(self) -> None:
+        ops = emulated()
+        experts = Experts(prepare_ascend(bf16_weights(), ops)).accepting(round_bf16)
+        with pytest.raises(UnsupportedError, match="is for Fp16Rows of the model, and these weights give Bf16Rows"):
+            AscendTPDispatcher(as_they_are(Fp16Rows, ops)).then(experts)
+
+    @pytest.mark.parametrize("make", [as_they_are, as_int8])
+    def test_rows_are_those_that_the_routing_is_for(self, make: Callable[[type[Bf16Rows], EmulatedAscendOps], TPRouting[Bf16Rows, Payload]]) -> None:
+        with pytest.raises(BoundaryError, match=r"rows are Fp16Rows, but .* takes Bf16Rows"):
+            AscendTPDispatcher(make(Bf16Rows, emulated())).dispatch(Fp16Rows(ROWS.data.half()), routing(12, 3))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("name", ["w4a8", "awq", "gptq", "compressed"])
     def test_other_quantised_weights_of_an_fp16_model(self, name: str) -> None:
@@ -200,7 +219,7 @@ def test_the_reference_runner_works_behind_it() -> None:
     w13, w2 = dense()
     weights = Bf16ExpertWeights(w13.bfloat16(), w2.bfloat16(), GateUp)
     with debug("strict"):
-        layer = AscendTPDispatcher(as_int8(ops)).then(Experts(prepare_reference(int8 := _int8(w13, w2))))
+        layer = AscendTPDispatcher(as_int8(Bf16Rows, ops)).then(Experts(prepare_reference(int8 := _int8(w13, w2))))
         output = layer(ROWS, routing(12, 3)).hidden_states
     assert 0 < error(output, expected(ROWS.data, routing(12, 3), int8, SiluAndMul())) < 0.02
     assert 0 < error(output, expected(ROWS.data, routing(12, 3), weights, SiluAndMul())) < 0.03
@@ -229,7 +248,7 @@ def test_payloads_that_the_weights_do_not_take_are_refused_when_the_layer_is_bui
     ops = emulated()
     experts = Experts(prepare_ascend(bf16_weights(), ops))
     with pytest.raises(BoundaryError, match=r"payload is Int8TokenRows .* but AscendBf16Weights takes Bf16Rows"):
-        AscendTPDispatcher(as_int8(ops)).then(experts)  # type: ignore[arg-type]
+        AscendTPDispatcher(as_int8(Bf16Rows, ops)).then(experts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make", [as_they_are, as_they_are_v1])

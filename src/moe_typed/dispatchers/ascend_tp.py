@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..boundary import value_error
+from ..boundary import BoundaryError, value_error
+from ..experts import ExpertStage
 from ..formats import Bf16Rows, Fp16Rows, Int8TokenRows, MxFp8PairRows, Payload
 from ..routing import LogicalIds, Routing, live_mask
 from ..runners.ascend.components import (
@@ -23,6 +24,7 @@ from ..runners.ascend.components import (
     InitRoutingV2On310P,
 )
 from ..runners.ascend.ops import AscendOps, load_ops
+from ..runners.ascend.runner import require_results
 from ..stages import (
     AnyGroupList,
     AscendTPCombineInput,
@@ -35,7 +37,7 @@ from ..stages import (
     RowMajorIndex,
     SummandRows,
 )
-from .base import Dispatcher
+from .base import Dispatcher, MoELayer
 
 M_contra = TypeVar("M_contra", bound=Bf16Rows | Fp16Rows, contravariant=True)
 M = TypeVar("M", bound=Bf16Rows | Fp16Rows)
@@ -99,8 +101,13 @@ class AscendTPDispatcher(Dispatcher[M_contra, P_co, AscendTPCombineInput, Logica
     def dispatch(self, rows: M_contra, routing: Routing[LogicalIds]) -> AscendTPDispatchOutput[P_co]:
         """Sort. Routes to nowhere go to expert 0: the operators take no other ids, and combine leaves them out.
 
-        Raises: BoundaryError, at every debug level, for the routing of other rows: routing v1 would take each row modulo their number.
+        Raises: BoundaryError, at every debug level, for rows of another class than the routing's, and for the routing of other rows: routing v1 would
+        take each row modulo their number.
         """
+        wanted = self.routing.init.rows
+        if not isinstance(rows, wanted):
+            got = type(rows).__qualname__
+            raise BoundaryError(f"rows are {got}, but {self!r} takes {wanted.__qualname__}", hint="make the routing for the model's rows")
         routing.demand(LogicalIds)
         tokens = routing.topk_ids.shape[0]
         if tokens != rows.rows:
@@ -108,6 +115,16 @@ class AscendTPDispatcher(Dispatcher[M_contra, P_co, AscendTPCombineInput, Logica
         ids = torch.where(_goes(routing), routing.topk_ids, 0)
         routed = self.routing.init.route(rows, ids, routing.num_experts)
         return AscendTPDispatchOutput(routed.payload, routed.groups, routed.index, routing, rows.data.dtype, AscendTPHandle(None, self))
+
+    @override
+    def then(self, experts: ExpertStage[P_co]) -> MoELayer[M_contra, P_co, AscendTPCombineInput, LogicalIds, PartialResult | CompleteResult]:
+        """Return the layer of this dispatcher and these experts.
+
+        Raises: as ``Dispatcher.then``; UnsupportedError for weights whose products cannot give the model's rows, which quantised rows do not tell.
+        """
+        layer = super().then(experts)
+        require_results(experts.runner, self.routing.init.rows)
+        return layer
 
     @override
     def combine(self, combine_input: AscendTPCombineInput) -> PartialResult | CompleteResult:
@@ -161,13 +178,13 @@ def on_310p(ops: AscendOps | None = None) -> TPRouting[Fp16Rows, Fp16Rows]:
     return Sorted(InitRoutingV2On310P(found, Fp16Rows)).finished_by(FinalizeRowMajor(found))
 
 
-def as_int8(ops: AscendOps | None = None) -> TPRouting[Bf16Rows | Fp16Rows, Int8TokenRows]:
-    """Return routing v2 that quantises to int8 on the way. Raises: as ``as_they_are``."""
+def as_int8(rows: type[M], ops: AscendOps | None = None) -> TPRouting[M, Int8TokenRows]:
+    """Return routing v2 that quantises rows of the model to int8 on the way. Raises: as ``as_they_are``."""
     found = load_ops() if ops is None else ops
-    return Sorted(InitRoutingV2Int8(found)).finished_by(FinalizeRowMajor(found))
+    return Sorted(InitRoutingV2Int8(found, rows)).finished_by(FinalizeRowMajor(found))
 
 
-def as_mxfp8(ops: AscendOps | None = None) -> TPRouting[Bf16Rows | Fp16Rows, MxFp8PairRows]:
-    """Return routing v2 that quantises to mxfp8 on the way (Ascend 950). Raises: as ``as_they_are``."""
+def as_mxfp8(rows: type[M], ops: AscendOps | None = None) -> TPRouting[M, MxFp8PairRows]:
+    """Return routing v2 that quantises rows of the model to mxfp8 on the way (Ascend 950). Raises: as ``as_they_are``."""
     found = load_ops() if ops is None else ops
-    return Sorted(InitRoutingV2MxFp8(found)).finished_by(FinalizeRowMajor(found))
+    return Sorted(InitRoutingV2MxFp8(found, rows)).finished_by(FinalizeRowMajor(found))

@@ -208,9 +208,9 @@ def wire(name: str, rows: type[Any], ops: EmulatedAscendOps) -> TPRouting[Any, P
         case "v1":
             return as_they_are_v1(rows, ops)
         case "int8":
-            return as_int8(ops)
+            return as_int8(rows, ops)
         case _:
-            return as_mxfp8(ops)
+            return as_mxfp8(rows, ops)
 
 
 def prepare(weights: Any, ops: EmulatedAscendOps, extension: AscendExtensionOps | None = None) -> AnyAscendWeights:

@@ -83,6 +83,18 @@ def v2(ops: Ops) -> InitRoutingV2[Bf16Rows]:
     return InitRoutingV2(ops, Bf16Rows)
 
 
+def v2_int8(ops: Ops) -> InitRoutingV2Int8[Bf16Rows]:
+    return InitRoutingV2Int8(ops, Bf16Rows)
+
+
+def quant(ops: Ops) -> InitRoutingQuant[Bf16Rows]:
+    return InitRoutingQuant(ops, Bf16Rows)
+
+
+def v2_mxfp8(ops: Ops) -> InitRoutingV2MxFp8[Bf16Rows]:
+    return InitRoutingV2MxFp8(ops, Bf16Rows)
+
+
 def v2_310p(ops: Ops) -> InitRoutingV2On310P[Fp16Rows]:
     return InitRoutingV2On310P(ops, Fp16Rows)
 
@@ -98,9 +110,9 @@ class TestInitRouting:
             (v1, Device.A3, ROWS, 0.0),
             (v2, Device.A3, ROWS, 0.0),
             (v2_310p, Device.P310, Fp16Rows(ROWS.data.half()), 0.0),
-            (InitRoutingV2Int8, Device.A3, ROWS, 0.01),
-            (InitRoutingQuant, Device.A3, ROWS, 0.01),
-            (InitRoutingV2MxFp8, Device.A5, ROWS, 0.03),
+            (v2_int8, Device.A3, ROWS, 0.01),
+            (quant, Device.A3, ROWS, 0.01),
+            (v2_mxfp8, Device.A5, ROWS, 0.03),
         ],
         ids=["v1", "v2", "310p", "v2 int8", "quant", "v2 mxfp8"],
     )
@@ -119,7 +131,7 @@ class TestInitRouting:
         assert torch.equal(by_token.long(), place)
         assert make(emulated(device)).payload is type(routed.payload)
 
-    @pytest.mark.parametrize("make", [v1, InitRoutingV2Int8, InitRoutingQuant, InitRoutingV2MxFp8])
+    @pytest.mark.parametrize("make", [v1, v2_int8, quant, v2_mxfp8])
     def test_no_rows(self, make: Make) -> None:
         with debug("strict"):
             routed = make(emulated()).route(Bf16Rows(ROWS.data[:0]), routing(0, 3).topk_ids.to(torch.int32), EXPERTS)
@@ -221,7 +233,7 @@ class TestMatmul:
     def test_pairs_serve_int8_and_become_counts_for_the_others(self) -> None:
         ops, weights = emulated(), SCHEMES["w8a8"].weights()
         assert isinstance(weights, Int8ChannelExpertWeights)
-        operand, _ = w8a8_operands(weights, ops, torch.bfloat16)
+        operand, _ = w8a8_operands(weights, ops)
         pairs = torch.tensor([[0, 5], [3, 7], [0, 0], [0, 0], [0, 0], [0, 0]])
         rows = DynamicInt8Quant(ops).quantise(ROWS)
         with debug("strict"):
@@ -239,7 +251,7 @@ class TestMatmul:
     def test_rows_after_the_total_are_left_undefined(self) -> None:
         ops, weights = emulated(), SCHEMES["w8a8"].weights()
         assert isinstance(weights, Int8ChannelExpertWeights)
-        operand, _ = w8a8_operands(weights, ops, torch.bfloat16)
+        operand, _ = w8a8_operands(weights, ops)
         counts = GroupCounts(torch.tensor([5, 0, 0, 0, 0, 0]))
         found = W8A8Matmul(ops, operand).multiply(DynamicInt8Quant(ops).quantise(ROWS), counts, torch.bfloat16).data
         assert not bool(found[:5].isnan().any())

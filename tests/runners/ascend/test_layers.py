@@ -67,7 +67,7 @@ def test_a_conversion_stands_between_the_wire_and_the_experts() -> None:
     ops, weights, rows = emulated(), SCHEMES["bf16"].weights(), Bf16Rows(randn(3, 9, HIDDEN).bfloat16())
     experts = experts_of(weights, ops).accepting(upscale_bf16)
     with debug("strict"):
-        output = AscendTPDispatcher(as_int8(ops)).then(experts)(rows, routing(9, 2)).hidden_states
+        output = AscendTPDispatcher(as_int8(Bf16Rows, ops)).then(experts)(rows, routing(9, 2)).hidden_states
     assert 0 < error(output, expected(rows.data, routing(9, 2), weights, SiluAndMul())) < 0.02
 
 

@@ -3,6 +3,8 @@
 Those that a type shows stand in ``tests/typing/must_fail/ascend.py``, under the same numbers.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -157,7 +159,7 @@ def test_4_the_device_decides_the_kind() -> None:
 class Test11RowsInAnotherFormat:
     def test_a_product_refuses_what_no_checker_has_seen(self) -> None:
         ops = emulated()
-        experts, dispatched = experts_of(SCHEMES["bf16"].weights(), ops), AscendTPDispatcher(as_int8(ops)).dispatch(ROWS, routing(12, 2))
+        experts, dispatched = experts_of(SCHEMES["bf16"].weights(), ops), AscendTPDispatcher(as_int8(Bf16Rows, ops)).dispatch(ROWS, routing(12, 2))
         with pytest.raises(BoundaryError, match=r"payload is Int8TokenRows .* but AscendBf16Weights takes Bf16Rows"):
             experts(dispatched)
         dispatched.handle.discard("the test ends")
@@ -199,8 +201,8 @@ class Test14DtypeOfTheModel:
             FinalizeRowMajor(emulated()).finalize(ROWS.data, torch.ones(12, 1).half(), RowMajorIndex(torch.arange(12, dtype=torch.int32)))
 
     def test_the_dispatch_says_what_quantised_rows_cannot(self) -> None:
-        dispatcher = AscendTPDispatcher(as_int8(emulated()))
         for rows in (ROWS, Fp16Rows(ROWS.data.half())):
+            dispatcher: AscendTPDispatcher[Any, Int8TokenRows] = AscendTPDispatcher(as_int8(type(rows), emulated()))
             dispatched = dispatcher.dispatch(rows, routing(12, 2))
             assert (type(dispatched.payload), dispatched.out_dtype) == (Int8TokenRows, rows.data.dtype)
             dispatched.handle.discard("the test ends")
@@ -276,7 +278,7 @@ class Test22ScalesInPairs:
             assert "these values do satisfy MxFp8PairRows" in caught.value.hint
 
     def test_routing_pairs_what_its_operator_gives_flat(self) -> None:
-        dispatched = AscendTPDispatcher(as_mxfp8(emulated(Device.A5))).dispatch(ROWS, routing(12, 2))
+        dispatched = AscendTPDispatcher(as_mxfp8(Bf16Rows, emulated(Device.A5))).dispatch(ROWS, routing(12, 2))
         assert dispatched.payload.scale.shape == (24, HIDDEN // 64, 2)
         dispatched.handle.discard("the test ends")
 
@@ -284,7 +286,7 @@ class Test22ScalesInPairs:
 @pytest.mark.parametrize(("make", "payload"), [(as_int8, Int8TokenRows), (as_mxfp8, MxFp8PairRows)])
 def test_24_the_payload_is_a_fact_of_the_dispatcher(make: object, payload: type[object]) -> None:
     ops = emulated(Device.A5)
-    dispatcher = AscendTPDispatcher((as_int8 if make is as_int8 else as_mxfp8)(ops))
+    dispatcher = AscendTPDispatcher((as_int8 if make is as_int8 else as_mxfp8)(Bf16Rows, ops))
     dispatched = dispatcher.dispatch(ROWS, routing(12, 2))
     assert dispatcher.payload is payload
     assert type(dispatched.payload) is payload

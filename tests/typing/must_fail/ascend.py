@@ -6,7 +6,7 @@ from torch import Tensor
 from moe_typed import Bf16ExpertWeights, Bf16Rows, Experts, Fp16Rows, GateUp, Interleaved, MxFp8Rows
 from moe_typed.dispatchers import AscendTPDispatcher, Sorted, as_int8, as_they_are
 from moe_typed.formats import Int8TokenRows, ModelSlimW4A4PackedExpertWeights, ModelSlimW4A8ExpertWeights
-from moe_typed.runners.ascend import prepare_ascend, prepare_ascend_fp16
+from moe_typed.runners.ascend import AscendW8A8Fp16Weights, prepare_ascend, prepare_ascend_fp16
 from moe_typed.runners.ascend.components import (
     DenseMatmul,
     FinalizeKMajor,
@@ -26,10 +26,11 @@ from moe_typed.runners.ascend.components import (
 from moe_typed.runners.ascend.components.init_routing import ActiveRows, ActiveTokens, call_v1, call_v2
 from moe_typed.runners.ascend.components.matmul import multiply_w4a8
 from moe_typed.runners.ascend.components.rows import HalfRows
+from moe_typed.runners.ascend.library import AscendLibrary
 from moe_typed.runners.ascend.ops import AclFormat, AscendOps, RoutingQuantMode
 from moe_typed.runners.ascend.projections import PlainProjection, ProductThenActivation
 from moe_typed.runners.ascend.weights.operands import W4A8Operand, W4A16Operand, W8A8Operand
-from moe_typed.runners.ascend.weights.scales import CarriedScale, FlatCarriedScale, QuantParam
+from moe_typed.runners.ascend.weights.scales import CarriedScale, FlatCarriedScale, Fp32ChannelScale, QuantParam
 from moe_typed.stages import (
     AscendRowsInput,
     AscendTPCombineInput,
@@ -133,8 +134,19 @@ def mismatch_14_dtype_of_the_model(rows: Int8TokenRows, groups: GroupCounts) -> 
 
 def mismatch_15_scale_without_its_dtype(weight: Tensor, scale: Tensor) -> None:
     W8A8Operand(weight, scale, AclFormat.ND)
-    # E: Argument 2 to "W8A8Operand" has incompatible type "Tensor"; expected "Bf16ChannelScale | Fp32ChannelScale"
+    # E: Argument 2 to "W8A8Operand" has incompatible type "Tensor"; expected "Bf16ChannelScale"
     # P: "Tensor" is not assignable to "Bf16ChannelScale"
+
+
+def mismatch_15_scales_for_another_dtype(library: AscendLibrary, operand: W8A8Operand, weight: Tensor, scale: Fp32ChannelScale) -> None:
+    AscendW8A8Fp16Weights(library, operand, operand)
+    # E: Argument 2 to "AscendW8A8Fp16Weights" has incompatible type "W8A8Operand"; expected "W8A8Fp16Operand"
+    # E: Argument 3 to "AscendW8A8Fp16Weights" has incompatible type "W8A8Operand"; expected "W8A8Fp16Operand"
+    # P: "W8A8Operand" is not assignable to "W8A8Fp16Operand"
+    # P: "W8A8Operand" is not assignable to "W8A8Fp16Operand"
+    W8A8Operand(weight, scale, AclFormat.ND)
+    # E: Argument 2 to "W8A8Operand" has incompatible type "Fp32ChannelScale"; expected "Bf16ChannelScale"
+    # P: "Fp32ChannelScale" is not assignable to "Bf16ChannelScale"
 
 
 def mismatch_16_active_tokens_and_rows(ops: AscendOps, data: Tensor, ids: Tensor, rows: ActiveRows, tokens: ActiveTokens) -> None:
@@ -182,7 +194,7 @@ def mismatch_22_scales_in_pairs(matmul: MxFp8Matmul, rows: MxFp8Rows, groups: Gr
 
 
 def mismatch_24_payload_of_the_dispatcher(weights: Bf16ExpertWeights[GateUp], ops: AscendOps) -> None:
-    AscendTPDispatcher(as_int8(ops)).then(Experts(prepare_ascend(weights, ops)))
+    AscendTPDispatcher(as_int8(Bf16Rows, ops)).then(Experts(prepare_ascend(weights, ops)))
     # E: Argument 1 to "Experts" has incompatible type "AscendBf16Weights"; expected "PreparedWeights[Runner[Never, RunnerOutput], Int8TokenRows]"
     # P: is not assignable to
 

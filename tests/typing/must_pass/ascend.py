@@ -30,8 +30,8 @@ from moe_typed.stages import (
 
 def pairs_that_belong_together(ops: AscendOps) -> None:
     assert_type(Sorted(InitRoutingV1(ops, Bf16Rows)).finished_by(FinalizeKMajor(ops)), TPRouting[Bf16Rows, Bf16Rows])
-    assert_type(Sorted(InitRoutingV2Int8(ops)).finished_by(FinalizeRowMajor(ops)), TPRouting[Bf16Rows | Fp16Rows, Int8TokenRows])
-    Sorted(InitRoutingV2Int8(ops)).finished_by(Unpermute(ops))
+    assert_type(Sorted(InitRoutingV2Int8(ops, Bf16Rows)).finished_by(FinalizeRowMajor(ops)), TPRouting[Bf16Rows, Int8TokenRows])
+    Sorted(InitRoutingV2Int8(ops, Bf16Rows)).finished_by(Unpermute(ops))
 
 
 def prepared_weights(dense: Bf16ExpertWeights[GateUp], int8: Int8ChannelExpertWeights[GateUp], awq: AwqExpertWeights[GateUp]) -> None:
@@ -42,12 +42,12 @@ def prepared_weights(dense: Bf16ExpertWeights[GateUp], int8: Int8ChannelExpertWe
     assert_type(prepare_ascend_fp16(awq), AscendW4A16Fp16Weights)
 
 
-def one_quantised_dispatcher_for_both_dtypes(ops: AscendOps, int8: Int8ChannelExpertWeights[GateUp]) -> None:
-    dispatcher = AscendTPDispatcher(as_int8(ops))
+def a_quantised_dispatcher_is_for_the_rows_of_its_model(ops: AscendOps, int8: Int8ChannelExpertWeights[GateUp]) -> None:
+    dispatcher = AscendTPDispatcher(as_int8(Bf16Rows, ops))
     layer = dispatcher.then(Experts(prepare_ascend(int8, ops)))
-    assert_type(layer, MoELayer[Bf16Rows | Fp16Rows, Int8TokenRows, AscendTPCombineInput, LogicalIds, PartialResult | CompleteResult])
+    assert_type(layer, MoELayer[Bf16Rows, Int8TokenRows, AscendTPCombineInput, LogicalIds, PartialResult | CompleteResult])
     takes_bf16(layer)
-    dispatcher.then(Experts(prepare_ascend_fp16(int8, ops)))
+    AscendTPDispatcher(as_int8(Fp16Rows, ops)).then(Experts(prepare_ascend_fp16(int8, ops)))
 
 
 def takes_bf16(layer: MoELayer[Bf16Rows, Int8TokenRows, AscendTPCombineInput, LogicalIds, PartialResult | CompleteResult]) -> None: ...

@@ -36,7 +36,7 @@ from .weights.prepared import (
     AscendW8A8Fp16Weights,
     AscendW8A8Weights,
 )
-from .weights.whole import bf16_operands, fp16_operands, gguf_operands, mxfp4_operands, mxfp8_operands, shard_gguf, w8a8_operands
+from .weights.whole import bf16_operands, fp16_operands, gguf_operands, mxfp4_operands, mxfp8_operands, shard_gguf, w8a8_fp16_operands, w8a8_operands
 
 W4A16Checkpoint: TypeAlias = AwqExpertWeights[GateUpOrder] | GptqExpertWeights[GateUpOrder] | CompressedInt4ExpertWeights[GateUpOrder]
 W4A4Checkpoint: TypeAlias = ModelSlimW4A4ExpertWeights[GateUpOrder] | ModelSlimW4A4PackedExpertWeights[GateUpOrder]
@@ -107,7 +107,7 @@ def prepare_ascend(weights: AscendCheckpoint, ops: AscendOps | None = None, exte
             return AscendFp16Weights(library, *fp16_operands(weights, library.ops))
         case Int8ChannelExpertWeights():
             library = library_of(ops, extension)
-            return AscendW8A8Weights(library, *w8a8_operands(weights, library.ops, torch.bfloat16))
+            return AscendW8A8Weights(library, *w8a8_operands(weights, library.ops))
         case ModelSlimW4A8ExpertWeights():
             library = library_of(ops, extension)
             return AscendW4A8Weights(library, *w4a8_operands(weights, library.ops))
@@ -143,7 +143,7 @@ def prepare_ascend_fp16(
     match weights:
         case Int8ChannelExpertWeights():
             library = library_of(ops, extension)
-            return AscendW8A8Fp16Weights(library, *w8a8_operands(weights, library.ops, torch.float16))
+            return AscendW8A8Fp16Weights(library, *w8a8_fp16_operands(weights, library.ops))
         case AwqExpertWeights() | GptqExpertWeights():
             return AscendW4A16Fp16Weights(library_of(ops, extension), *grouped_operands(weights, torch.float16))
         case CompressedInt4ExpertWeights():

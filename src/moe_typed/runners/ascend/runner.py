@@ -9,20 +9,21 @@ from typing_extensions import override
 
 from ...formats import Payload
 from ...stages import AnyGroupList, AscendRowsInput, AscendSlicedRowsInput, LiveRowsOutput, RunnerInput, SlicedRowsOutput, TensorParallel
-from ..base import Runner
-from .components.rows import half_class
+from ..base import Runner, UnsupportedError
+from .components.rows import HalfRows, half_class
 from .projections import Chain
 
 
 @final
 @attrs.frozen(eq=False)
 class Experts:
-    """A chain, and the sizes of the weights in it: ``hidden`` columns in, ``outer`` out."""
+    """A chain, the sizes of the weights in it (``hidden`` columns in, ``outer`` out), and the classes of rows that their products can make."""
 
     chain: Chain[Never]
     num_experts: int
     hidden: int
     outer: int
+    gives: tuple[type[HalfRows], ...]
 
     def run(self, payload: Payload, groups: AnyGroupList, out_dtype: torch.dtype) -> Tensor:
         """Return one result a row. No rows call no operator. Raises: ValueError for rows of other sizes than the weights."""
@@ -64,3 +65,13 @@ class AscendSlicedRunner(Runner[AscendSlicedRowsInput, SlicedRowsOutput]):
     @override
     def run(self, runner_input: AscendSlicedRowsInput, /) -> SlicedRowsOutput:
         return SlicedRowsOutput(self.experts.run(runner_input.payload, runner_input.groups, runner_input.out_dtype), self.ranks)
+
+
+def require_results(runner: object, rows: type[Payload]) -> None:
+    """Raise UnsupportedError for an Ascend runner whose weights cannot give a model's rows. Other runners give any."""
+    if isinstance(runner, AscendRunner | AscendSlicedRunner) and rows not in runner.experts.gives:
+        given = " or ".join(cls.__qualname__ for cls in runner.experts.gives)
+        raise UnsupportedError(
+            f"the dispatcher is for {rows.__qualname__} of the model, and these weights give {given}: "
+            "prepare them for the model's dtype (prepare_ascend for bf16, prepare_ascend_fp16 for fp16)"
+        )

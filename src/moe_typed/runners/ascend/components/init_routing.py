@@ -38,7 +38,10 @@ class RoutedRows(Generic[P_co, X_co, G_co]):
 
 
 class InitRouting(ABC, Generic[M_contra, P_co, X_co, G_co]):
-    """The base: takes rows ``M`` of tokens, makes rows ``P`` of routes with an index ``X`` and a group list ``G``."""
+    """The base: takes rows ``M`` of tokens, makes rows ``P`` of routes with an index ``X`` and a group list ``G``. ``rows``: the class ``M``."""
+
+    def __init__(self, ops: AscendOps, rows: type[Payload]) -> None:
+        self._ops, self.rows = ops, rows
 
     @property
     @abstractmethod
@@ -92,7 +95,8 @@ class InitRoutingV1(InitRouting[F, F, KMajorIndex, GroupEnds]):
     """``npu_moe_init_routing`` with ``npu_moe_compute_expert_tokens``: a K-major index and cumulative counts."""
 
     def __init__(self, ops: AscendOps, rows: type[F]) -> None:
-        self._ops, self._rows = ops, rows
+        super().__init__(ops, rows)
+        self._rows = rows
 
     @property
     @override
@@ -113,7 +117,8 @@ class InitRoutingV2(InitRouting[F, F, RowMajorIndex, GroupCounts]):
     """``npu_moe_init_routing_v2`` of rows as they are: a row-major index and counts."""
 
     def __init__(self, ops: AscendOps, rows: type[F]) -> None:
-        self._ops, self._rows = ops, rows
+        super().__init__(ops, rows)
+        self._rows = rows
 
     @property
     @override
@@ -134,7 +139,8 @@ class InitRoutingV2On310P(InitRouting[F, F, RowMajorIndex, GroupEnds]):
     """The same on Atlas inference series (310P), where the operator gives cumulative counts whatever is asked; float16 rows alone."""
 
     def __init__(self, ops: AscendOps, rows: type[F]) -> None:
-        self._ops, self._rows = ops, rows
+        super().__init__(ops, rows)
+        self._rows = rows
 
     @property
     @override
@@ -164,7 +170,8 @@ class RangeInitRouting(InitRouting[F, F, RowMajorSparseIndex, GroupCounts]):
     """``npu_moe_init_routing_v2`` for a rank that holds experts ``first`` to ``first + count - 1``: routes to others have -1 for their row."""
 
     def __init__(self, ops: AscendOps, rows: type[F], first: int, count: int) -> None:
-        self._ops, self._rows, self._first, self._count = ops, rows, first, count
+        super().__init__(ops, rows)
+        self._rows, self._first, self._count = rows, first, count
 
     @property
     @override
@@ -181,11 +188,11 @@ class RangeInitRouting(InitRouting[F, F, RowMajorSparseIndex, GroupCounts]):
 
 
 @final
-class InitRoutingV2Int8(InitRouting[HalfRows, Int8TokenRows, RowMajorIndex, GroupCounts]):
+class InitRoutingV2Int8(InitRouting[F, Int8TokenRows, RowMajorIndex, GroupCounts]):
     """``npu_moe_init_routing_v2`` that quantises on the way: int8 with a scale a row."""
 
-    def __init__(self, ops: AscendOps) -> None:
-        self._ops = ops
+    def __init__(self, ops: AscendOps, rows: type[F]) -> None:
+        super().__init__(ops, rows)
 
     @property
     @override
@@ -193,7 +200,7 @@ class InitRoutingV2Int8(InitRouting[HalfRows, Int8TokenRows, RowMajorIndex, Grou
         return Int8TokenRows
 
     @override
-    def route(self, rows: HalfRows, topk_ids: Tensor, num_experts: int) -> RoutedRows[Int8TokenRows, RowMajorIndex, GroupCounts]:
+    def route(self, rows: F, topk_ids: Tensor, num_experts: int) -> RoutedRows[Int8TokenRows, RowMajorIndex, GroupCounts]:
         if not rows.rows:
             return _no_int8(rows, topk_ids, num_experts)
         active = ActiveRows(topk_ids.numel())
@@ -202,11 +209,11 @@ class InitRoutingV2Int8(InitRouting[HalfRows, Int8TokenRows, RowMajorIndex, Grou
 
 
 @final
-class InitRoutingQuant(InitRouting[HalfRows, Int8TokenRows, RowMajorIndex, GroupCounts]):
+class InitRoutingQuant(InitRouting[F, Int8TokenRows, RowMajorIndex, GroupCounts]):
     """``npu_moe_init_routing_quant``: the same by the older operator, whose defaults of sizes fit few models."""
 
-    def __init__(self, ops: AscendOps) -> None:
-        self._ops = ops
+    def __init__(self, ops: AscendOps, rows: type[F]) -> None:
+        super().__init__(ops, rows)
 
     @property
     @override
@@ -214,7 +221,7 @@ class InitRoutingQuant(InitRouting[HalfRows, Int8TokenRows, RowMajorIndex, Group
         return Int8TokenRows
 
     @override
-    def route(self, rows: HalfRows, topk_ids: Tensor, num_experts: int) -> RoutedRows[Int8TokenRows, RowMajorIndex, GroupCounts]:
+    def route(self, rows: F, topk_ids: Tensor, num_experts: int) -> RoutedRows[Int8TokenRows, RowMajorIndex, GroupCounts]:
         if not rows.rows:
             return _no_int8(rows, topk_ids, num_experts)
         data, index, counts, _, scale = self._ops.npu_moe_init_routing_quant(
@@ -230,14 +237,14 @@ class InitRoutingQuant(InitRouting[HalfRows, Int8TokenRows, RowMajorIndex, Group
 
 
 @final
-class InitRoutingV2MxFp8(InitRouting[HalfRows, MxFp8PairRows, RowMajorIndex, GroupCounts]):
+class InitRoutingV2MxFp8(InitRouting[F, MxFp8PairRows, RowMajorIndex, GroupCounts]):
     """``npu_moe_init_routing_v2`` that quantises to mxfp8 (Ascend 950). Its scales come in two dims, and are paired here. 64 divides the columns.
 
     Exponents follow the ceiling rule, those of ``DynamicMxFp8Quant`` the floor rule: neither's bytes are the other's.
     """
 
-    def __init__(self, ops: AscendOps) -> None:
-        self._ops = ops
+    def __init__(self, ops: AscendOps, rows: type[F]) -> None:
+        super().__init__(ops, rows)
 
     @property
     @override
@@ -245,7 +252,7 @@ class InitRoutingV2MxFp8(InitRouting[HalfRows, MxFp8PairRows, RowMajorIndex, Gro
         return MxFp8PairRows
 
     @override
-    def route(self, rows: HalfRows, topk_ids: Tensor, num_experts: int) -> RoutedRows[MxFp8PairRows, RowMajorIndex, GroupCounts]:
+    def route(self, rows: F, topk_ids: Tensor, num_experts: int) -> RoutedRows[MxFp8PairRows, RowMajorIndex, GroupCounts]:
         if not rows.rows:
             empty = rows.data.to(torch.float8_e4m3fn)
             scale = torch.empty((0, rows.hidden // _MX_CHANNELS, 2), dtype=torch.uint8, device=empty.device).view(torch.float8_e8m0fnu)

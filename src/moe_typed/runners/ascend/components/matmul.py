@@ -11,8 +11,7 @@ from ....formats import Int4TokenRows, Int8TokenRows, Payload
 from ....stages import AnyGroupList, GroupCounts
 from ...base import UnsupportedError
 from ..ops import AscendOps, GroupAxis, GroupListType, NpuDtype, SplitItem
-from ..weights.operands import Bf16Operand, Fp16Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Operand
-from ..weights.scales import Bf16ChannelScale
+from ..weights.operands import Bf16Operand, Fp16Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Fp16Operand, W8A8Operand
 from .rows import HalfRows, half_class, half_rows, told, without_pairs
 
 P = TypeVar("P", bound=Payload)
@@ -116,9 +115,9 @@ class DenseMatmul(GroupedMatmul[HalfRows]):
 class W8A8Matmul(GroupedMatmul[Int8TokenRows]):
     """Int8 rows and int8 weights: (x W) * scale * scale of the row."""
 
-    def __init__(self, ops: AscendOps, operand: W8A8Operand) -> None:
+    def __init__(self, ops: AscendOps, operand: W8A8Operand | W8A8Fp16Operand) -> None:
         self._ops, self._operand = ops, operand
-        self._gives = torch.bfloat16 if isinstance(operand.scale, Bf16ChannelScale) else torch.float16
+        self._gives = torch.bfloat16 if isinstance(operand, W8A8Operand) else torch.float16
 
     @property
     @override
@@ -127,7 +126,7 @@ class W8A8Matmul(GroupedMatmul[Int8TokenRows]):
 
     @property
     @override
-    def operand(self) -> W8A8Operand:
+    def operand(self) -> W8A8Operand | W8A8Fp16Operand:
         return self._operand
 
     @override

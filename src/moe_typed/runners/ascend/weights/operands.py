@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ....boundary import Floating, Layout, boundary, value_error
+from ....formats import Bf16Rows, Fp16Rows
 from ....formats.int4 import PER_WORD
 from ..ops import AclFormat
 from .scales import AddOffset, Bf16ChannelScale, CarriedScale, FlatCarriedScale, Fp32ChannelScale, PairScale
@@ -30,6 +31,11 @@ class Operand(ABC):
     @abstractmethod
     def sizes(self) -> tuple[int, int, int]:
         """Return (experts, inner, outer)."""
+
+    @property
+    def gives(self) -> tuple[type[Bf16Rows | Fp16Rows], ...]:
+        """Return the classes of rows that a product with these weights can make."""
+        return (Bf16Rows, Fp16Rows)
 
 
 class WholeOperand(Operand):
@@ -65,6 +71,11 @@ class Bf16Operand(WholeOperand):
     layout: AclFormat
     bias: Annotated[Float32[Tensor, "experts outer"], _ROW_MAJOR] | None = None
 
+    @property
+    @override
+    def gives(self) -> tuple[type[Bf16Rows]]:
+        return (Bf16Rows,)
+
 
 @final
 @boundary
@@ -75,15 +86,40 @@ class Fp16Operand(WholeOperand):
     layout: AclFormat
     bias: Annotated[Float16[Tensor, "experts outer"], _ROW_MAJOR] | None = None
 
+    @property
+    @override
+    def gives(self) -> tuple[type[Fp16Rows]]:
+        return (Fp16Rows,)
+
 
 @final
 @boundary
 class W8A8Operand(WholeOperand):
-    """Int8 weights for int8 rows. The class of the scale is that of the result's dtype: bf16 scales with bf16, float32 with fp16."""
+    """Int8 weights for int8 rows, whose products give bf16, as bf16 scales do."""
 
     weight: Annotated[Int8[Tensor, "experts inner outer"], _ROW_MAJOR]
-    scale: Bf16ChannelScale | Fp32ChannelScale
+    scale: Bf16ChannelScale
     layout: AclFormat
+
+    @property
+    @override
+    def gives(self) -> tuple[type[Bf16Rows]]:
+        return (Bf16Rows,)
+
+
+@final
+@boundary
+class W8A8Fp16Operand(WholeOperand):
+    """Int8 weights for int8 rows, whose products give fp16, as float32 scales do."""
+
+    weight: Annotated[Int8[Tensor, "experts inner outer"], _ROW_MAJOR]
+    scale: Fp32ChannelScale
+    layout: AclFormat
+
+    @property
+    @override
+    def gives(self) -> tuple[type[Fp16Rows]]:
+        return (Fp16Rows,)
 
 
 @final
@@ -122,6 +158,11 @@ class W4A16Operand(PackedOperand):
     offset: AddOffset
     layout: AclFormat
     bias: Annotated[Floating[Tensor, "experts outer"], _ROW_MAJOR] | None = None
+
+    @property
+    @override
+    def gives(self) -> tuple[type[Bf16Rows | Fp16Rows]]:
+        return (Bf16Rows if self.scale.dtype == torch.bfloat16 else Fp16Rows,)
 
     def check_values(self) -> None:
         """Raise BoundaryError for groups that do not divide the reduction, an offset in another dtype than the scale's, and a bias not as above."""

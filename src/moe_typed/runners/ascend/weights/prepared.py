@@ -21,7 +21,18 @@ from ..library import AscendLibrary
 from ..projections import Chain, FusedMxSwiglu, PlainProjection, ProductThenActivation, QuantisedProjection
 from ..runner import AscendRunner, AscendSlicedRunner, Experts
 from .layout import MXFP4_WIDTHS, MXFP8_WIDTHS, W4A4_WIDTHS, W4A8_WIDTHS, W4A16_WIDTHS
-from .operands import Bf16Operand, Fp16Operand, MxFp4Operand, MxFp8Operand, Operand, W4A4Operand, W4A8Operand, W4A16Operand, W8A8Operand
+from .operands import (
+    Bf16Operand,
+    Fp16Operand,
+    MxFp4Operand,
+    MxFp8Operand,
+    Operand,
+    W4A4Operand,
+    W4A8Operand,
+    W4A16Operand,
+    W8A8Fp16Operand,
+    W8A8Operand,
+)
 
 # Both operands have the same names for sizes that differ: what one reduces over is what the other makes.
 _UP: Final = Rename({"inner": "hidden", "outer": "joined", "groups": "hidden_groups", "pairs": "hidden_pairs"})
@@ -32,7 +43,7 @@ _SLICED: Final = Rename({"inner": "inter", "outer": "columns"})
 def experts_of(chain: Chain[HalfRows], up: Operand, down: Operand) -> Experts:
     """Return a chain with the sizes of its weights."""
     (experts, hidden, _), (_, _, outer) = up.sizes, down.sizes
-    return Experts(chain, experts, hidden, outer)
+    return Experts(chain, experts, hidden, outer, down.gives)
 
 
 class HalfWeights(ABC):
@@ -116,8 +127,8 @@ class AscendW8A8Fp16Weights(Int8RowsWeights, PreparedWeights[AscendRunner, Fp16R
     """Int8 weights for int8 rows of an fp16 model: scales in float32."""
 
     library: AscendLibrary
-    up: Annotated[W8A8Operand, _UP]
-    down: Annotated[W8A8Operand, _DOWN]
+    up: Annotated[W8A8Fp16Operand, _UP]
+    down: Annotated[W8A8Fp16Operand, _DOWN]
 
     @override
     def products(self) -> tuple[GroupedMatmul[Int8TokenRows], GroupedMatmul[Int8TokenRows]]:

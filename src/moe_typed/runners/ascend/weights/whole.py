@@ -10,7 +10,7 @@ from ....boundary import Layout, boundary
 from ....formats import Bf16ExpertWeights, Fp16ExpertWeights, GateUp, GateUpOrder, Int8ChannelExpertWeights, MxFp4ExpertWeights, MxFp8ExpertWeights
 from ..ops import AclFormat, AscendOps
 from .layout import MXFP4_WIDTHS, MXFP8_WIDTHS, biases, dense_matrices, gate_first, int8_matrices, require_no_bias
-from .operands import Bf16Operand, Fp16Operand, MxFp4Operand, MxFp8Operand, W8A8Operand
+from .operands import Bf16Operand, Fp16Operand, MxFp4Operand, MxFp8Operand, W8A8Fp16Operand, W8A8Operand
 from .scales import Bf16ChannelScale, Fp32ChannelScale, pair
 
 _ROW_MAJOR: Final = Layout(contiguous=True)
@@ -30,18 +30,33 @@ def fp16_operands(weights: Fp16ExpertWeights[GateUpOrder], ops: AscendOps) -> tu
     return Fp16Operand(*w13, b13), Fp16Operand(*w2, b2)
 
 
-def w8a8_operands(weights: Int8ChannelExpertWeights[GateUpOrder], ops: AscendOps, dtype: torch.dtype) -> tuple[W8A8Operand, W8A8Operand]:
-    """Return both operands for results in ``dtype``, bf16 or fp16. Raises: UnsupportedError for biases."""
-    require_no_bias(weights, "older versions of the product take integer biases alone, which a checkpoint has not")
+def w8a8_operands(weights: Int8ChannelExpertWeights[GateUpOrder], ops: AscendOps) -> tuple[W8A8Operand, W8A8Operand]:
+    """Return both operands for results in bf16. Raises: UnsupportedError for biases."""
 
     def operand(weight: Tensor, scale: Tensor) -> W8A8Operand:
         matrices, layout = int8_matrices(ops, weight)
-        if dtype == torch.bfloat16:
-            return W8A8Operand(matrices, Bf16ChannelScale(scale.to(torch.bfloat16).contiguous()), layout)
-        return W8A8Operand(matrices, Fp32ChannelScale(scale.contiguous()), layout)
+        return W8A8Operand(matrices, Bf16ChannelScale(scale.to(torch.bfloat16).contiguous()), layout)
 
-    first = operand(gate_first(weights.w13, weights.order), gate_first(weights.w13_scale, weights.order))
-    return first, operand(weights.w2, weights.w2_scale)
+    first, second = _int8_projections(weights)
+    return operand(*first), operand(*second)
+
+
+def w8a8_fp16_operands(weights: Int8ChannelExpertWeights[GateUpOrder], ops: AscendOps) -> tuple[W8A8Fp16Operand, W8A8Fp16Operand]:
+    """Return both operands for results in fp16. Raises: UnsupportedError for biases."""
+
+    def operand(weight: Tensor, scale: Tensor) -> W8A8Fp16Operand:
+        matrices, layout = int8_matrices(ops, weight)
+        return W8A8Fp16Operand(matrices, Fp32ChannelScale(scale.contiguous()), layout)
+
+    first, second = _int8_projections(weights)
+    return operand(*first), operand(*second)
+
+
+def _int8_projections(weights: Int8ChannelExpertWeights[GateUpOrder]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the matrix and the scale of each projection, gate before up. Raises: UnsupportedError for biases."""
+    require_no_bias(weights, "older versions of the product take integer biases alone, which a checkpoint has not")
+    first = gate_first(weights.w13, weights.order), gate_first(weights.w13_scale, weights.order)
+    return first, (weights.w2, weights.w2_scale)
 
 
 def mxfp8_operands(weights: MxFp8ExpertWeights[GateUpOrder], ops: AscendOps) -> tuple[MxFp8Operand, MxFp8Operand]:
