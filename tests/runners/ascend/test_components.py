@@ -11,7 +11,7 @@ from torch import Tensor
 from moe_typed import Bf16Rows, GateUp, Interleaved, MxFp8Rows, SiluAndMul, UpGate, debug
 from moe_typed.formats import Fp16Rows, GateUpOrder, Int8ChannelExpertWeights, MxFp8PairRows, Payload
 from moe_typed.ops.quantize.reference import quantize_mxfp8
-from moe_typed.runners import Activation, GeluAndMul, GeluTanhAndMul
+from moe_typed.runners import Activation, GeluAndMul, GeluTanhAndMul, UnsupportedError
 from moe_typed.runners.ascend import components
 from moe_typed.runners.ascend.activations import half_activation, int8_activation
 from moe_typed.runners.ascend.components import (
@@ -95,7 +95,7 @@ def v2_mxfp8(ops: Ops) -> InitRoutingV2MxFp8[Bf16Rows]:
     return InitRoutingV2MxFp8(ops, Bf16Rows)
 
 
-def v2_310p(ops: Ops) -> InitRoutingV2On310P[Fp16Rows]:
+def v2_310p(ops: Ops) -> InitRoutingV2On310P:
     return InitRoutingV2On310P(ops, Fp16Rows)
 
 
@@ -104,6 +104,10 @@ def gathered(ops: Ops) -> AllGatheredFinalize[RowMajorIndex]:
 
 
 class TestInitRouting:
+    def test_atlas_inference_series_takes_no_bf16(self) -> None:
+        with pytest.raises(UnsupportedError, match=r"\(310P\) takes Fp16Rows, not Bf16Rows"):
+            InitRoutingV2On310P(emulated(Device.P310), Bf16Rows)  # type: ignore[arg-type]
+
     @pytest.mark.parametrize(
         ("make", "device", "rows", "loss"),
         [

@@ -73,6 +73,12 @@ def mismatch_4_device_decides_the_kind(ops: AscendOps, rows: Fp16Rows, ids: Tens
     # P: "GroupEnds" is not assignable to "GroupCounts"
 
 
+def mismatch_4_rows_that_a_device_does_not_take(ops: AscendOps) -> None:
+    InitRoutingV2On310P(ops, Bf16Rows)
+    # E: Argument 2 to "InitRoutingV2On310P" has incompatible type "type[Bf16Rows]"; expected "type[Fp16Rows]"
+    # P: "type[Bf16Rows]" is not assignable to "type[Fp16Rows]"
+
+
 def mismatch_5_w4a8_without_its_correction(words: Tensor, scale: CarriedScale) -> None:
     W4A8Operand(words, scale, layout=AclFormat.FRACTAL_NZ)
     # E: Missing positional argument "correction" in call to "W4A8Operand"

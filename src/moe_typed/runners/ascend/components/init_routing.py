@@ -8,8 +8,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from ....boundary import Rename, boundary
-from ....formats import Int8TokenRows, MxFp8PairRows, Payload
+from ....formats import Fp16Rows, Int8TokenRows, MxFp8PairRows, Payload
 from ....stages import GroupCounts, GroupEnds, GroupList, KMajorIndex, RowIndex, RowMajorIndex, RowMajorSparseIndex
+from ...base import UnsupportedError
 from ..ops import AscendOps, GroupListType, RoutingPadMode, RoutingQuantMode, RowIndexType
 from .rows import F, HalfRows, paired, rows_like
 
@@ -135,20 +136,24 @@ class InitRoutingV2(InitRouting[F, F, RowMajorIndex, GroupCounts]):
 
 
 @final
-class InitRoutingV2On310P(InitRouting[F, F, RowMajorIndex, GroupEnds]):
-    """The same on Atlas inference series (310P), where the operator gives cumulative counts whatever is asked; float16 rows alone."""
+class InitRoutingV2On310P(InitRouting[Fp16Rows, Fp16Rows, RowMajorIndex, GroupEnds]):
+    """The same on Atlas inference series (310P), where the operator gives cumulative counts whatever is asked; float16 rows alone.
 
-    def __init__(self, ops: AscendOps, rows: type[F]) -> None:
+    Raises: UnsupportedError for another class of rows.
+    """
+
+    def __init__(self, ops: AscendOps, rows: type[Fp16Rows] = Fp16Rows) -> None:
+        if rows is not Fp16Rows:  # not every caller runs a checker
+            raise UnsupportedError(f"routing on Atlas inference series (310P) takes Fp16Rows, not {rows.__qualname__}: it has no bfloat16")
         super().__init__(ops, rows)
-        self._rows = rows
 
     @property
     @override
-    def payload(self) -> type[F]:
-        return self._rows
+    def payload(self) -> type[Fp16Rows]:
+        return Fp16Rows
 
     @override
-    def route(self, rows: F, topk_ids: Tensor, num_experts: int) -> RoutedRows[F, RowMajorIndex, GroupEnds]:
+    def route(self, rows: Fp16Rows, topk_ids: Tensor, num_experts: int) -> RoutedRows[Fp16Rows, RowMajorIndex, GroupEnds]:
         if not rows.rows:
             return RoutedRows(rows, RowMajorIndex(_no_index(topk_ids)), GroupEnds(_no_groups(topk_ids, num_experts)))
         data, index, ends, _ = self._ops.npu_moe_init_routing_v2(
@@ -162,7 +167,7 @@ class InitRoutingV2On310P(InitRouting[F, F, RowMajorIndex, GroupEnds]):
             active_expert_range=[0, num_experts],
             row_idx_type=RowIndexType.GATHER,
         )
-        return RoutedRows(rows_like(self._rows, data), RowMajorIndex(index), GroupEnds(ends))
+        return RoutedRows(Fp16Rows(data), RowMajorIndex(index), GroupEnds(ends))
 
 
 @final
