@@ -25,6 +25,7 @@ from moe_typed.routing import Pending, Routing
 from moe_typed.runners import Activation, UnsupportedError
 from moe_typed.runners.ascend import prepare_ascend, prepare_ascend_fp16, prepare_ascend_gguf
 from moe_typed.stages import (
+    AscendRowsInput,
     AscendTPCombineInput,
     AscendTPDispatchOutput,
     CompleteResult,
@@ -308,9 +309,19 @@ def test_rows_of_other_sizes_are_refused() -> None:
     ops = emulated()
     experts = Experts(prepare_ascend(bf16_weights(), ops))
     layer = AscendTPDispatcher(as_they_are_v1(Bf16Rows, ops)).then(experts)
-    with pytest.raises(ValueError, match="rows of 64 columns for 6 experts came to weights of 6 experts of 128"):
-        layer(Bf16Rows(ROWS.data[:, :64].contiguous()), routing(12, 2))
-    with pytest.raises(ValueError, match="for 7 experts came to weights of 6"):
-        layer(ROWS, routing(12, 2, experts=7))
+    with debug("off"):
+        with pytest.raises(BoundaryError, match="has rows of 64 columns for 6 experts; the weights are of 6 experts with 128 columns"):
+            layer(Bf16Rows(ROWS.data[:, :64].contiguous()), routing(12, 2))
+        with pytest.raises(BoundaryError, match="has rows of 128 columns for 7 experts; the weights are of 6 experts"):
+            layer(ROWS, routing(12, 2, experts=7))
+    with debug("layout"):
+        with pytest.raises(BoundaryError, match=r"^AscendRowsMeetWeights\.runner_input: has hidden = 64 inside, but hidden = 128 here"):
+            layer(Bf16Rows(ROWS.data[:, :64].contiguous()), routing(12, 2))
+        with pytest.raises(BoundaryError, match=r"^AscendRowsMeetWeights\.runner_input: has experts = 7 inside, but experts = 6 here"):
+            layer(ROWS, routing(12, 2, experts=7))
+    runner, no_rows = prepare_ascend(bf16_weights(), ops).runner(SiluAndMul()), torch.zeros(EXPERTS, dtype=torch.int64, device="meta")
+    elsewhere = AscendRowsInput(Bf16Rows(ROWS.data.to("meta")), GroupCounts(no_rows), torch.bfloat16)
+    with debug("layout"), pytest.raises(BoundaryError, match=r"^AscendRowsMeetWeights\.runner_input: .*meta"):
+        runner.run(elsewhere)
     assert Fp32Rows not in experts.accepts
     assert Int8TokenRows not in experts.accepts

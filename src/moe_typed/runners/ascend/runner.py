@@ -1,37 +1,55 @@
 """The Ascend runner: first product, activation, second product. Sorting and finishing are the dispatcher's."""
 
-from typing import ClassVar, Never, cast, final
+from typing import Annotated, ClassVar, Never, cast, final
 
 import attrs
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ...boundary import Dim, Rename, boundary, value_error
 from ...formats import Payload
-from ...stages import AnyGroupList, AscendRowsInput, AscendSlicedRowsInput, LiveRowsOutput, RunnerInput, SlicedRowsOutput, TensorParallel
+from ...stages import AscendRowsInput, AscendSlicedRowsInput, LiveRowsOutput, RunnerInput, SlicedRowsOutput, TensorParallel
 from ..base import Runner, UnsupportedError
 from .components.rows import HalfRows, half_class
 from .projections import Chain
+from .weights.operands import Operand
+
+
+@final
+@boundary
+class AscendRowsMeetWeights:
+    """Where sorted rows and weights meet: with debug on, both have one hidden width, one number of experts, one device."""
+
+    weights: Annotated[Operand, Rename({"inner": "hidden", "outer": "joined", "groups": "hidden_groups", "pairs": "hidden_pairs"})]
+    runner_input: AscendRowsInput | AscendSlicedRowsInput
+    reduced: Annotated[int, Dim("hidden")]
+    hidden: Annotated[int, Dim("hidden")]
 
 
 @final
 @attrs.frozen(eq=False)
 class Experts:
-    """A chain, the sizes of the weights in it (``hidden`` columns in, ``outer`` out), and the classes of rows that their products can make."""
+    """A chain, the weights of its first product, how many columns come out, and the classes of rows that their products can make."""
 
     chain: Chain[Never]
-    num_experts: int
-    hidden: int
+    up: Operand
     outer: int
     gives: tuple[type[HalfRows], ...]
 
-    def run(self, payload: Payload, groups: AnyGroupList, out_dtype: torch.dtype) -> Tensor:
-        """Return one result a row. No rows call no operator. Raises: ValueError for rows of other sizes than the weights."""
+    def run(self, runner_input: AscendRowsInput | AscendSlicedRowsInput) -> Tensor:
+        """Return one result a row. No rows call no operator.
+
+        Raises: BoundaryError, at every debug level, for rows of another width or for another number of experts than the weights have: the operators
+        would read what lies beside them.
+        """
+        payload, groups, out_dtype = runner_input.payload, runner_input.groups, runner_input.out_dtype
         half_class(out_dtype)
-        if (payload.hidden, groups.num_groups) != (self.hidden, self.num_experts):
-            raise ValueError(
-                f"rows of {payload.hidden} columns for {groups.num_groups} experts came to weights of {self.num_experts} experts of {self.hidden}"
-            )
+        experts, hidden, _ = self.up.sizes
+        met = AscendRowsMeetWeights(self.up, runner_input, hidden, payload.hidden)
+        if (payload.hidden, groups.num_groups) != (hidden, experts):
+            rows = f"has rows of {payload.hidden} columns for {groups.num_groups} experts"
+            raise value_error(met, "runner_input", f"{rows}; the weights are of {experts} experts with {hidden} columns")
         if not payload.rows:
             return torch.empty((0, self.outer), dtype=out_dtype, device=payload.data.device)
         # The payload's class was in the accept-set of the prepared weights when the layer was built; the chain refuses others again.
@@ -49,7 +67,7 @@ class AscendRunner(Runner[AscendRowsInput, LiveRowsOutput]):
 
     @override
     def run(self, runner_input: AscendRowsInput, /) -> LiveRowsOutput:
-        return LiveRowsOutput(self.experts.run(runner_input.payload, runner_input.groups, runner_input.out_dtype))
+        return LiveRowsOutput(self.experts.run(runner_input))
 
 
 @final
@@ -64,7 +82,7 @@ class AscendSlicedRunner(Runner[AscendSlicedRowsInput, SlicedRowsOutput]):
 
     @override
     def run(self, runner_input: AscendSlicedRowsInput, /) -> SlicedRowsOutput:
-        return SlicedRowsOutput(self.experts.run(runner_input.payload, runner_input.groups, runner_input.out_dtype), self.ranks)
+        return SlicedRowsOutput(self.experts.run(runner_input), self.ranks)
 
 
 def require_results(runner: object, rows: type[Payload]) -> None:

@@ -41,9 +41,8 @@ _SLICED: Final = Rename({"inner": "inter", "outer": "columns"})
 
 
 def experts_of(chain: Chain[HalfRows], up: Operand, down: Operand) -> Experts:
-    """Return a chain with the sizes of its weights."""
-    (experts, hidden, _), (_, _, outer) = up.sizes, down.sizes
-    return Experts(chain, experts, hidden, outer, down.gives)
+    """Return a chain with what is asked of its weights."""
+    return Experts(chain, up, down.sizes[2], down.gives)
 
 
 class HalfWeights(ABC):
