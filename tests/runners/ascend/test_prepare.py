@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from moe_typed import Bf16ExpertWeights, GateUp, Interleaved, UpGate, debug
-from moe_typed.formats import AwqExpertWeights, Fp16ExpertWeights, GateUpOrder, Int8ChannelExpertWeights
+from moe_typed.formats import (
+    AwqExpertWeights,
+    Bf16TransposedExpertWeights,
+    Bf16UngatedExpertWeights,
+    Fp16ExpertWeights,
+    Fp32ExpertWeights,
+    GateUpOrder,
+    Int8ChannelExpertWeights,
+    Ungated,
+)
 from moe_typed.formats.int4 import pack_bytes, pack_words, unpack_bytes, unpack_words
 from moe_typed.runners import UnsupportedError
 from moe_typed.runners.acceptance import ACCEPTANCE, RunnerName
@@ -80,6 +90,10 @@ def biased(weights: Weights) -> Weights:
     return made
 
 
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
 class TestRefusals:
     @pytest.mark.parametrize("name", ["w8a8", "w4a8", "w4a4", "mxfp8"])
     def test_biases_that_a_product_cannot_add(self, name: str) -> None:
@@ -92,6 +106,22 @@ class TestRefusals:
             prepare(prepared, emulated())
         with pytest.raises(TypeError, match="prepare_ascend_fp16 takes int8 and int4 weights"):
             prepare_ascend_fp16(prepared, emulated())
+
+    @pytest.mark.parametrize(
+        ("weights", "message"),
+        [
+            (
+                Bf16UngatedExpertWeights(zeros(2, 32, 64), zeros(2, 64, 32), Ungated),
+                "^Bf16UngatedExpertWeights have no gate, and every activation on the NPU",
+            ),
+            (Bf16TransposedExpertWeights(zeros(2, 64, 64), zeros(2, 32, 64), GateUp), "^Bf16TransposedExpertWeights hold the reduction first"),
+            (Fp32ExpertWeights(*dense(experts=2), GateUp), "^the Ascend runner has no product for Fp32ExpertWeights"),
+        ],
+        ids=["ungated", "transposed", "fp32"],
+    )
+    def test_weights_that_no_product_reads(self, weights: Weights, message: str) -> None:
+        with pytest.raises(UnsupportedError, match=message):
+            prepare(weights, emulated())
 
     def test_sizes_of_mxfp8(self) -> None:
         with pytest.raises(UnsupportedError, match="mxfp8 weights: inter = 96 is not a multiple of 64"):

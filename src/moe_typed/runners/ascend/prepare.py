@@ -8,6 +8,7 @@ from ...formats import (
     AwqExpertWeights,
     Bf16ExpertWeights,
     CompressedInt4ExpertWeights,
+    ExpertWeights,
     Fp16ExpertWeights,
     GateUpOrder,
     GptqExpertWeights,
@@ -18,7 +19,10 @@ from ...formats import (
     MxFp4ExpertWeights,
     MxFp8ExpertWeights,
 )
+from ...formats.weights.transposed import TransposedExpertWeights
+from ...formats.weights.ungated import UngatedExpertWeights
 from ...stages import TensorParallel
+from ..base import UnsupportedError
 from .library import library_of
 from .ops import AscendExtensionOps, AscendOps
 from .weights.int4 import compressed_operands, grouped_operands, w4a4_operands, w4a8_operands
@@ -95,8 +99,8 @@ def prepare_ascend(weights: AscendCheckpoint, ops: AscendOps | None = None, exte
 
     Gate goes before up, columns go last, int4 is packed along them. ``ops``: the operators to prepare and run with, None for those of torch_npu.
     ``extension``: those of sgl_kernel_npu; with them activations leave undefined rows alone, and round half up where they quantise.
-    Raises: ImportError where torch_npu is not installed; TypeError for weights that are prepared already or have no class here; UnsupportedError for
-    biases and sizes that the operators do not take.
+    Raises: ImportError where torch_npu is not installed; TypeError for weights that are prepared already; UnsupportedError for those in a format that
+    the runner has no product for, and for biases and sizes that the operators do not take.
     """
     match weights:
         case Bf16ExpertWeights():
@@ -125,7 +129,24 @@ def prepare_ascend(weights: AscendCheckpoint, ops: AscendOps | None = None, exte
             library = library_of(ops, extension)
             return AscendMxFp4A8Weights(library, *mxfp4_operands(weights, library.ops))
         case _:
-            raise TypeError(f"prepare_ascend takes expert weights in checkpoint layout; got {type(weights).__qualname__}")
+            raise _refuse(weights)
+
+
+def _refuse(weights: object) -> Exception:
+    """Return the error for what is none of the checkpoints above: by its class, and why."""
+    name = type(weights).__qualname__
+    match weights:
+        case UngatedExpertWeights():
+            return UnsupportedError(
+                f"{name} have no gate, and every activation on the NPU reads gate and up columns; run them with prepare_reference"
+            )
+        case TransposedExpertWeights():
+            fix = "give both matrices transposed, contiguous, as Bf16ExpertWeights or Fp16ExpertWeights"
+            return UnsupportedError(f"{name} hold the reduction first, and prepare_ascend reads rows with the reduction last: {fix}")
+        case ExpertWeights():
+            return UnsupportedError(f"the Ascend runner has no product for {name}; run them with prepare_reference")
+        case _:
+            return TypeError(f"prepare_ascend takes expert weights in checkpoint layout; got {name}")
 
 
 @overload
