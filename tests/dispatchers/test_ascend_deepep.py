@@ -21,10 +21,10 @@ from moe_typed.dispatchers import (
     LibraryError,
     NpuWire,
 )
-from moe_typed.formats import GateUpOrder, Payload
+from moe_typed.formats import GateUpOrder, Int8ChannelExpertWeights, Payload
 from moe_typed.routing import Pending, Routing, Settled
 from moe_typed.runners import Activation, UnsupportedError
-from moe_typed.runners.ascend import prepare_ascend_gguf
+from moe_typed.runners.ascend import prepare_ascend_fp16, prepare_ascend_gguf
 from moe_typed.stages import HandleError, OneRank
 from tests.dispatchers.test_ascend_tp import bf16_weights
 from tests.emulation.ascend.deep_ep import EmulatedAscendBuffer
@@ -162,6 +162,15 @@ def alone(tokens: int, make: Make = normal, wire: NpuWire[Payload] = NPU_BF16, *
         DeepEPNormalNpuDispatcher(buffer, wire, spread) if make is normal else DeepEPLLNpuDispatcher(buffer, wire, spread, max_tokens=MOST)
     )
     return dispatcher, Bf16Rows(randn(1, tokens, HIDDEN).bfloat16()), physical(tokens, 1, 2, tokens)
+
+
+@both_modes
+def test_weights_for_fp16_are_refused_when_the_layer_is_made(make: Make) -> None:
+    dispatcher, _, _ = alone(5, make, NPU_INT8)
+    weights = SCHEMES["w8a8"].weights()
+    assert isinstance(weights, Int8ChannelExpertWeights)
+    with pytest.raises(UnsupportedError, match="is for Bf16Rows of the model, and these weights give Fp16Rows"):
+        dispatcher.then(Experts(prepare_ascend_fp16(weights, emulated())))
 
 
 class TestHandles:

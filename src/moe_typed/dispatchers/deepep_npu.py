@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ..experts import ExpertStage
 from ..formats import Bf16Rows, Int8TokenRows, MxFp8PairRows, Payload
 from ..routing import Routing, SlotIds
 from ..runners.ascend.ops import AscendBuffer, BufferQuantMode
+from ..runners.ascend.runner import require_results
 from ..stages import (
     DeepEPLLNpuCombineInput,
     DeepEPLLNpuDispatchOutput,
@@ -26,7 +28,7 @@ from ..stages import (
     GroupCounts,
 )
 from .arena import RingArena
-from .base import Dispatcher
+from .base import Dispatcher, MoELayer
 from .errors import LibraryError
 from .outgoing import check_capacity, masked_ids, refuse_tracing
 from .spread import ExpertSpread
@@ -109,6 +111,13 @@ class DeepEPNormalNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPNormalNpuCombin
         return self.wire.payload
 
     @override
+    def then(self, experts: ExpertStage[P_co]) -> MoELayer[Bf16Rows, P_co, DeepEPNormalNpuCombineInput, SlotIds, Tensor]:
+        """Return the layer. Raises: as ``Dispatcher.then``; UnsupportedError for weights that cannot give bf16, which is what combine takes."""
+        layer = super().then(experts)
+        require_results(experts.runner, Bf16Rows)
+        return layer
+
+    @override
     def dispatch(self, rows: Bf16Rows, routing: Routing[SlotIds]) -> DeepEPNormalNpuDispatchOutput[P_co]:
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
@@ -187,6 +196,13 @@ class DeepEPLLNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPLLNpuCombineInput, 
     @override
     def payload(self) -> type[P_co]:
         return self.wire.payload
+
+    @override
+    def then(self, experts: ExpertStage[P_co]) -> MoELayer[Bf16Rows, P_co, DeepEPLLNpuCombineInput, SlotIds, Tensor]:
+        """Return the layer. Raises: as ``Dispatcher.then``; UnsupportedError for weights that cannot give bf16, which is what combine takes."""
+        layer = super().then(experts)
+        require_results(experts.runner, Bf16Rows)
+        return layer
 
     @override
     def dispatch(self, rows: Bf16Rows, routing: Routing[SlotIds]) -> DeepEPLLNpuDispatchOutput[P_co]:
