@@ -49,7 +49,8 @@ def test_too_many_rows_are_refused_before_they_are_sent(name: str) -> None:
     """One rank alone notices, and the others do not hang: nothing was sent, and the next dispatch works."""
     setup, group = SETUPS[name], one_rank()
     dispatcher = setup.dispatcher(group, "bf16")
-    routing = from_topk(torch.zeros((CAPACITY + 1, TOPK), dtype=torch.int32), torch.ones(CAPACITY + 1, TOPK), LOCAL)
+    ids = torch.arange(TOPK, dtype=torch.int32).repeat(CAPACITY + 1, 1)
+    routing = from_topk(ids, torch.ones(CAPACITY + 1, TOPK), LOCAL)
     with pytest.raises(CapacityError, match=f"{CAPACITY + 1} rows are more than the {CAPACITY}"):
         dispatcher.dispatch(Bf16Rows(torch.zeros((CAPACITY + 1, setup.hidden), dtype=torch.bfloat16)), slots(setup, routing))
     layer = dispatcher.then(Experts(prepared(weights("bf16", LOCAL, setup.hidden))))

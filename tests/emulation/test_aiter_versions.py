@@ -44,7 +44,8 @@ CASES: tuple[tuple[VersionName, Gfx, Kind], ...] = (
 def test_versions_and_architectures_are_near_a_float32_layer(version: VersionName, gfx: Gfx, kind: Kind) -> None:
     library = make_aiter(kind, version=version, gfx=gfx)
     layer = make_layer(library, kind, FNUZ if gfx == "gfx942" else FP8)
-    routes, hidden = make_routes(64, "masked"), make_hidden(64)
+    # with one scale for all, rows between the products that no stage wrote would be in it: no route may be dropped
+    routes, hidden = make_routes(64, "plain" if kind == "per_tensor" else "masked"), make_hidden(64)
     out = library.fused_moe(hidden_states=hidden, **layer.arguments, **routes.arguments)
     assert distance(out, reference(layer, hidden, routes)) < tolerance(kind)
 

@@ -273,17 +273,17 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 @pytest.mark.usefixtures("on_a_gpu")
 class TestTriton:
-    @pytest.mark.parametrize("experts", [QWEN, GPT_OSS], ids=lambda experts: experts.name)
+    @pytest.mark.parametrize("experts", [QWEN, GPT_OSS, NEMOTRON], ids=lambda experts: experts.name)
     def test_runs_what_it_can(self, experts: ExpertsClass) -> None:
         module, run = experts.small(torch.float32), typed()
         layer = check(module, run)
         assert layer.found.report.runner == "triton"
         assert (layer.adapted.relaid > 0) is (experts is GPT_OSS)
         assert layer.adapted.weights.order is (Interleaved if experts is GPT_OSS else layer.adapted.weights.order)
-        scale_in_place(module, "gate_up_proj")
+        scale_in_place(module, "up_proj" if experts is NEMOTRON else "gate_up_proj")
         check(module, run)
 
-    @pytest.mark.parametrize("experts", [INKLING, MUSE, NEMOTRON], ids=lambda experts: experts.name)
+    @pytest.mark.parametrize("experts", [INKLING, MUSE], ids=lambda experts: experts.name)
     def test_leaves_the_rest_to_the_reference_and_says_so(self, experts: ExpertsClass) -> None:
         report = check(experts.small(torch.float32), typed()).found.report
         assert report.runner == "reference"
