@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from moe_typed.dispatchers import (
     ExpertSpread,
     LibraryError,
     NpuWire,
+    RingArena,
 )
 from moe_typed.formats import GateUpOrder, Int8ChannelExpertWeights, Payload
 from moe_typed.routing import Pending, Routing, Settled
@@ -48,7 +50,7 @@ def normal(buffer: EmulatedAscendBuffer, wire: NpuWire[Any], rank: int) -> Dispa
 
 
 def low_latency(buffer: EmulatedAscendBuffer, wire: NpuWire[Any], rank: int) -> Dispatcher[Bf16Rows, Any, Any, PhysicalIds]:
-    return DeepEPLLNpuDispatcher(buffer, wire, ExpertSpread(rank, RANKS, EXPERTS), max_tokens=MOST)
+    return DeepEPLLNpuDispatcher(buffer, wire, ExpertSpread(rank, RANKS, EXPERTS), max_tokens=MOST, arena=RingArena())
 
 
 Make = Callable[[EmulatedAscendBuffer, NpuWire[Any], int], Dispatcher[Bf16Rows, Any, Any, PhysicalIds]]
@@ -159,7 +161,9 @@ def alone(tokens: int, make: Make = normal, wire: NpuWire[Payload] = NPU_BF16, *
     buffer = EmulatedAscendBuffer(World(1).group(0), has_quant_mode=has_quant_mode)
     spread = ExpertSpread(0, 1, EXPERTS)
     dispatcher: Any = (
-        DeepEPNormalNpuDispatcher(buffer, wire, spread) if make is normal else DeepEPLLNpuDispatcher(buffer, wire, spread, max_tokens=MOST)
+        DeepEPNormalNpuDispatcher(buffer, wire, spread)
+        if make is normal
+        else DeepEPLLNpuDispatcher(buffer, wire, spread, max_tokens=MOST, arena=RingArena())
     )
     return dispatcher, Bf16Rows(randn(1, tokens, HIDDEN).bfloat16()), physical(tokens, 1, 2, tokens)
 
@@ -228,6 +232,12 @@ class TestRefusals:
         with pytest.raises(UnsupportedError, match="must have the same rows"):
             dispatcher.then(experts)
 
+    def test_the_weights_of_another_batch_do_not_meet_these_ids(self) -> None:
+        dispatcher, rows, routes = alone(5, low_latency)
+        combine_input = experts_of(bf16_weights(), emulated())(dispatcher.dispatch(rows, routes))
+        with pytest.raises(BoundaryError, match=r"origin: is the routing .* were dispatched by the routing"):
+            dispatcher.combine(attrs.evolve(combine_input, origin=physical(5, 1, 2, 5)))
+
     @both_modes
     def test_a_buffer_over_other_ranks_than_the_experts(self, make: Make) -> None:
         dispatcher = make(EmulatedAscendBuffer(World(1).group(0)), NPU_BF16, 0)
@@ -236,4 +246,4 @@ class TestRefusals:
 
     def test_no_room_at_all(self) -> None:
         with pytest.raises(ValueError, match="max_tokens must be positive"):
-            DeepEPLLNpuDispatcher(EmulatedAscendBuffer(World(1).group(0)), NPU_BF16, ExpertSpread(0, 1, EXPERTS), max_tokens=0)
+            DeepEPLLNpuDispatcher(EmulatedAscendBuffer(World(1).group(0)), NPU_BF16, ExpertSpread(0, 1, EXPERTS), max_tokens=0, arena=RingArena())

@@ -30,7 +30,8 @@ from ..stages import (
 from .arena import RingArena
 from .base import Dispatcher, MoELayer
 from .errors import LibraryError
-from .outgoing import check_capacity, masked_ids, refuse_tracing
+from .low_latency import Ticket
+from .outgoing import OutgoingRows, check_capacity, masked_ids, refuse_tracing, same_origin
 from .spread import ExpertSpread
 
 P_co = TypeVar("P_co", bound=Payload, covariant=True)
@@ -121,6 +122,7 @@ class DeepEPNormalNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPNormalNpuCombin
     def dispatch(self, rows: Bf16Rows, routing: Routing[SlotIds]) -> DeepEPNormalNpuDispatchOutput[P_co]:
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
+        OutgoingRows(rows, routing)
         ids = masked_ids(routing, torch.int64)
         per_rank, _, per_expert, in_rank, _ = self._buffer.get_dispatch_layout(ids, self.spread.num_experts)
         received, _, _, counts, library_handle, _ = self._buffer.dispatch(
@@ -156,30 +158,19 @@ class DeepEPNormalNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPNormalNpuCombin
 
 
 @final
-@attrs.frozen(eq=False)
-class _Ticket:
-    """What combine needs: the library's handle, and this rank's ids as they were dispatched."""
-
-    handle: object
-    ids: Tensor
-
-
-@final
 class DeepEPLLNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPLLNpuCombineInput, SlotIds]):
     """DeepEP on the NPU, low latency: rows arrive in room for the worst case, and nothing waits. ``max_tokens``: the most rows that a rank may send.
 
-    ``arena``: that of the buffer, where layers share one.
+    ``arena``: that of the buffer; layers over one buffer share it.
     """
 
-    def __init__(
-        self, buffer: AscendBuffer[H, L, E], wire: NpuWire[P_co], spread: ExpertSpread, *, max_tokens: int, arena: RingArena | None = None
-    ) -> None:
+    def __init__(self, buffer: AscendBuffer[H, L, E], wire: NpuWire[P_co], spread: ExpertSpread, *, max_tokens: int, arena: RingArena) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be positive, not {max_tokens}")
         self.wire = wire
         self.spread = spread
         self.max_tokens = max_tokens
-        self.arena = RingArena() if arena is None else arena
+        self.arena = arena
         self._buffer = cast("AscendBuffer[object, object, object]", buffer)  # as in normal mode
 
     @override
@@ -209,6 +200,7 @@ class DeepEPLLNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPLLNpuCombineInput, 
         refuse_tracing(self)
         self.spread.demand(rows.rows, routing)
         check_capacity(rows.rows, self.max_tokens)
+        OutgoingRows(rows, routing, distinct=True)
         ids = masked_ids(routing, torch.int64)
         self.arena.claim()
         received, counts, library_handle, _, _ = self._buffer.low_latency_dispatch(
@@ -220,7 +212,7 @@ class DeepEPLLNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPLLNpuCombineInput, 
             use_ue8m0=self.wire.use_ue8m0,
             topk_weights=routing.topk_weights.contiguous(),
         )
-        handle = DeepEPLLNpuHandle(_Ticket(library_handle, ids), self)
+        handle = DeepEPLLNpuHandle(Ticket(library_handle, ids, routing), self)
         self.arena.hold(handle)
         try:
             if counts.shape != (self.spread.local,):
@@ -235,8 +227,9 @@ class DeepEPLLNpuDispatcher(Dispatcher[Bf16Rows, P_co, DeepEPLLNpuCombineInput, 
     def combine(self, combine_input: DeepEPLLNpuCombineInput) -> Tensor:
         refuse_tracing(self)
         handle, origin = combine_input.handle, combine_input.origin
-        ticket = cast("_Ticket", handle.consume(self))  # the owner that it is given to made it
+        ticket = cast("Ticket[object]", handle.consume(self))  # the owner that it is given to made it
         try:
+            same_origin(combine_input, origin, ticket.origin)
             weights = origin.topk_weights.contiguous()
             combined, _, _ = self._buffer.low_latency_combine(combine_input.hidden_states.contiguous(), ticket.ids, weights, ticket.handle)
         except Exception as error:

@@ -5,7 +5,17 @@ from typing import assert_type
 from torch import Tensor
 
 from moe_typed import Bf16ExpertWeights, Bf16Rows, Experts, Fp16Rows, GateUp, LogicalIds, MoELayer
-from moe_typed.dispatchers import NPU_INT8, AscendTPDispatcher, DeepEPLLNpuDispatcher, ExpertSpread, Sorted, TPRouting, as_int8, as_they_are
+from moe_typed.dispatchers import (
+    NPU_INT8,
+    AscendTPDispatcher,
+    DeepEPLLNpuDispatcher,
+    ExpertSpread,
+    RingArena,
+    Sorted,
+    TPRouting,
+    as_int8,
+    as_they_are,
+)
 from moe_typed.formats import AwqExpertWeights, Int8ChannelExpertWeights, Int8TokenRows
 from moe_typed.routing import SlotIds
 from moe_typed.runners.ascend import (
@@ -59,7 +69,7 @@ def what_combine_returns(ops: AscendOps, combine_input: AscendTPCombineInput) ->
 
 
 def a_layer_over_ranks(buffer: AscendBuffer[int, str, object], int8: Int8ChannelExpertWeights[GateUp], ops: AscendOps) -> None:
-    dispatcher = DeepEPLLNpuDispatcher(buffer, NPU_INT8, ExpertSpread(0, 2, 8), max_tokens=16)
+    dispatcher = DeepEPLLNpuDispatcher(buffer, NPU_INT8, ExpertSpread(0, 2, 8), max_tokens=16, arena=RingArena())
     layer = dispatcher.then(Experts(prepare_ascend(int8, ops)))
     assert_type(layer.dispatcher.payload, type[Int8TokenRows])
     assert_type(layer, MoELayer[Bf16Rows, Int8TokenRows, DeepEPLLNpuCombineInput, SlotIds])
