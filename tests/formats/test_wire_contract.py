@@ -152,13 +152,16 @@ def test_8_the_receiver_of_mxfp8_takes_it_straight() -> None:
 
 
 def test_9_a_fallback_is_recorded_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    decision = wire_for_aiter(Wire.MXFP8, AiterFacts("0.1.7", quantizes_mxfp8=False, passes_mxfp8=False))
+    facts = AiterFacts("0.1.7", quantizes_mxfp8=False, passes_mxfp8=False)
+    decision = wire_for_aiter(Wire.MXFP8, facts)
     assert decision.wire is Wire.BF16
-    hopper = Environment(device="cuda", device_name="test", capability=(9, 0), libraries={"torch": "2.13.0", "triton": "3.9.0"})
+    libraries = {"torch": "2.13.0", "amd-aiter": "0.1.7"}
+    machine = Environment(device="cuda", device_name="test", capability=(9, 5), libraries=libraries, gfx="gfx950", aiter=facts)
     planner.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "moe_typed"):
-        report = plan(problem(decision.wire, "mxfp8"), hopper)  # weights that the fast runner does not take: a degradation of the same kind
+        report = plan(problem(Wire.MXFP8, "mxfp8"), machine)
+        plan(problem(Wire.MXFP8, "mxfp8"), machine)
+    assert report.degradations == (decision.degradation,)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert len(report.degradations) == 1
     assert from_json(to_json(report)).degradations == report.degradations
     assert json.loads(to_json(report))["wire"] == "bf16"
