@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from ..experts import ExpertStage
 from ..formats import Bf16Rows, Int8TokenRows, MxFp8PairRows, Payload
+from ..formats.payloads.ascend import PAIR, PAIR_CHANNELS
 from ..routing import Routing, SlotIds
 from ..runners.ascend.ops import AscendBuffer, BufferQuantMode
 from ..runners.ascend.runner import require_results
@@ -40,7 +41,6 @@ L = TypeVar("L")
 E = TypeVar("E")
 
 _Received: TypeAlias = Tensor | tuple[Tensor, Tensor]
-_MX_CHANNELS: Final = 64  # two scales of 32
 
 
 @final
@@ -72,7 +72,7 @@ def _mxfp8(data: Tensor, scale: Tensor | None) -> MxFp8PairRows:
     if scale is None or data.dtype != torch.float8_e4m3fn:
         raise LibraryError(f"mxfp8 rows with scales were asked for, and {data.dtype} came{' without' if scale is None else ''}")
     rows, hidden = data.shape
-    return MxFp8PairRows(data.contiguous(), scale.reshape(rows, hidden // _MX_CHANNELS, 2).view(torch.float8_e8m0fnu))
+    return MxFp8PairRows(data.contiguous(), scale.reshape(rows, hidden // PAIR_CHANNELS, PAIR).view(torch.float8_e8m0fnu))
 
 
 NPU_BF16: Final = NpuWire("NPU_BF16", Bf16Rows, _bf16, "bf16", use_fp8=False, use_ue8m0=False)

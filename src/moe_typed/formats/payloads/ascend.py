@@ -17,6 +17,12 @@ from ..int4 import PER_WORD, unpack_words
 from ..spec import Format, ScaleOrder, ScaleRounding, ScaleSpec
 from .base import MX_GROUP, ScaledRows, apply_groups, check_e8m0, check_finite, e2m1_values, live_index
 
+PAIR: Final = 2
+"""How many e8m0 scales the grouped matmuls read at a time: (rows, hidden // 64, 2)."""
+
+PAIR_CHANNELS: Final = PAIR * MX_GROUP
+"""How many channels a pair of scales is of."""
+
 _TOKEN: Final = ScaleSpec(torch.float32, (1, 0), ScaleOrder.PER_ROW, ScaleRounding.NONE)
 _PAIRS: Final = ScaleSpec(torch.float8_e8m0fnu, (1, MX_GROUP), ScaleOrder.ROW_MAJOR_PAIRS, ScaleRounding.POWER_OF_TWO)
 _ROW_MAJOR: Final = Layout(contiguous=True)

@@ -1,7 +1,7 @@
 """Initial routing: rows of tokens become rows of routes, sorted by expert."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Final, Generic, NewType, TypeVar, final
+from typing import Annotated, Generic, NewType, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from ....boundary import Rename, boundary
 from ....formats import Fp16Rows, Int8TokenRows, MxFp8PairRows, Payload
+from ....formats.payloads.ascend import PAIR, PAIR_CHANNELS
 from ....stages import GroupCounts, GroupEnds, GroupList, KMajorIndex, RowIndex, RowMajorIndex, RowMajorSparseIndex
 from ...base import UnsupportedError
 from ..ops import AscendOps, GroupListType, RoutingPadMode, RoutingQuantMode, RowIndexType
@@ -24,8 +25,6 @@ ActiveTokens = NewType("ActiveTokens", int)
 
 ActiveRows = NewType("ActiveRows", int)
 """What routing v2 calls active_num: how many rows, one for each route, are made."""
-
-_MX_CHANNELS: Final = 64  # two scales of 32
 
 
 @final
@@ -260,7 +259,7 @@ class InitRoutingV2MxFp8(InitRouting[F, MxFp8PairRows, RowMajorIndex, GroupCount
     def route(self, rows: F, topk_ids: Tensor, num_experts: int) -> RoutedRows[MxFp8PairRows, RowMajorIndex, GroupCounts]:
         if not rows.rows:
             empty = rows.data.to(torch.float8_e4m3fn)
-            scale = torch.empty((0, rows.hidden // _MX_CHANNELS, 2), dtype=torch.uint8, device=empty.device).view(torch.float8_e8m0fnu)
+            scale = torch.empty((0, rows.hidden // PAIR_CHANNELS, PAIR), dtype=torch.uint8, device=empty.device).view(torch.float8_e8m0fnu)
             index = RowMajorIndex(_no_index(topk_ids))
             return RoutedRows(MxFp8PairRows(empty, scale), index, GroupCounts(_no_groups(topk_ids, num_experts)))
         active = ActiveRows(topk_ids.numel())

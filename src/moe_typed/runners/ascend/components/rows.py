@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ....formats import Bf16Rows, Fp16Rows
+from ....formats.payloads.ascend import PAIR
 from ....stages import AnyGroupList, GroupCounts, GroupEnds, GroupPairs
 from ...base import UnsupportedError
 from ..ops import GroupListType
@@ -16,7 +17,6 @@ HalfRows: TypeAlias = Bf16Rows | Fp16Rows
 F = TypeVar("F", bound=HalfRows)
 
 _HALVES: Final[dict[torch.dtype, type[HalfRows]]] = {torch.bfloat16: Bf16Rows, torch.float16: Fp16Rows}
-_PAIR: Final = 2  # the grouped products read e8m0 scales of 32 two at a time: [.., K / 64, 2]
 
 
 def half_class(dtype: torch.dtype) -> type[HalfRows]:
@@ -57,5 +57,5 @@ def without_pairs(groups: AnyGroupList) -> GroupEnds | GroupCounts:
 
 def paired(scale: Tensor) -> Tensor:
     """Return e8m0 bytes (rows, n) as float8_e8m0fnu (rows, n / 2, 2); those in pairs already stay so. n is even where 64 divides the columns."""
-    pairs = scale if scale.dim() == 3 else scale.reshape(scale.shape[0], scale.shape[1] // _PAIR, _PAIR)
+    pairs = scale if scale.dim() == 3 else scale.reshape(scale.shape[0], scale.shape[1] // PAIR, PAIR)
     return pairs.view(torch.float8_e8m0fnu)

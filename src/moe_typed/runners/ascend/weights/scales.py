@@ -7,13 +7,13 @@ from jaxtyping import BFloat16, Float32, Int64
 from torch import Tensor
 
 from ....boundary import E8M0, Floating, Layout, boundary, value_error
+from ....formats.payloads.ascend import PAIR
 from ..ops import AscendOps
 
 _ROW_MAJOR: Final = Layout(contiguous=True)
 _LOW_HALF: Final = 0xFFFFFFFF
 _MARK: Final = 1 << 46  # set by npu_trans_quant_param in every entry
 _MIDDLE: Final = 8  # codes 0 to 15 are given to the product as code - 8
-_PAIR: Final = 2
 _OFFSET_LARGEST: Final = 8  # 8 - zero for zeros 0 to 16: GPTQ's first version reaches 16
 
 
@@ -139,4 +139,4 @@ def quant_param(ops: AscendOps, scale: Tensor) -> QuantParam:
 def pair(scale: Tensor) -> PairScale:
     """Return e8m0 scales (experts, outer, inner / 32) in pairs, as a transposed view: a copy would lose the strides that the product looks at."""
     experts, outer, groups = scale.shape
-    return PairScale(scale.view(experts, outer, groups // _PAIR, _PAIR).transpose(1, 2))
+    return PairScale(scale.view(experts, outer, groups // PAIR, PAIR).transpose(1, 2))
