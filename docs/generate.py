@@ -6,7 +6,7 @@ A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -291,6 +291,59 @@ def figures_fused_moe() -> str:
     return f"{run.device}, torch {run.torch}, Triton {run.triton}.\n\n" + _table(head, lines)
 
 
+@attrs.frozen
+class Client:
+    """One measured cell of the benchmark of transformers' models; NaN where it cannot be captured."""
+
+    model: str
+    what: str
+    tokens: int
+    implementation: str
+    graph_us: float
+    python_us: float
+
+
+@attrs.frozen
+class ClientRun:
+    """One run of the benchmark of transformers' models."""
+
+    device: str
+    torch: str
+    triton: str
+    transformers: str
+    rows: tuple[Client, ...]
+
+
+def _client_run() -> ClientRun:
+    return make_converter().structure(json.loads((ROOT / "benchmarks" / "results" / "h200_transformers.json").read_text()), ClientRun)
+
+
+def figures_transformers() -> str:
+    """Return the figures of experts and models of transformers, in a graph."""
+    run = _client_run()
+    title = f"{run.device}, torch {run.torch}, Triton {run.triton}, transformers {run.transformers}.\n\n"
+    return title + _by_size([(f"{cell.model}, {cell.what}", cell.implementation, cell.tokens, cell.graph_us) for cell in run.rows])
+
+
+def figures_transformers_python() -> str:
+    """Return the same in a loop of calls from Python."""
+    return _by_size([(f"{cell.model}, {cell.what}", cell.implementation, cell.tokens, cell.python_us) for cell in _client_run().rows])
+
+
+def _by_size(cells: Sequence[tuple[str, str, int, float]]) -> str:
+    """Return a table of (what, by whom, tokens, microseconds), with ratios to the first of each kind."""
+    sizes = sorted({tokens for _, _, tokens, _ in cells})
+    times = {(what, by, tokens): time for what, by, tokens, time in cells}
+    lines: list[tuple[str, ...]] = []
+    for what, by in dict.fromkeys((what, by) for what, by, _, _ in cells):
+        of_ours = "" if by == "moe_typed" else " ({:.2f}x)"
+        found = ((times.get((what, by, size)), times[what, "moe_typed", size]) for size in sizes)
+        lines.append(
+            (what if not of_ours else "", by, *("not run" if time is None else f"{time:.0f}{of_ours.format(time / ours)}" for time, ours in found))
+        )
+    return _table(("what", "by", *(f"{size} tokens" for size in sizes)), lines)
+
+
 def _compared(other: Timed, ours: Timed) -> str:
     return "no graph" if math.isnan(other.graph_us) else f"{other.graph_us:.1f} ({other.graph_us / ours.graph_us:.1f}x)"
 
@@ -309,6 +362,8 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "figures-quantize": figures_quantize,
     "figures-wire": figures_wire,
     "figures-fused-moe": figures_fused_moe,
+    "figures-transformers": figures_transformers,
+    "figures-transformers-python": figures_transformers_python,
 }
 
 
