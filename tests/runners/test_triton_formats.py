@@ -9,7 +9,17 @@ import torch
 from moe_typed import DeviceCount, GateUp, Interleaved, Payload, Routing, SwigluOai, UpGate, debug
 from moe_typed.formats import Bf16Rows, Fp32Rows, GateUpOrder, Int8ChannelExpertWeights
 from moe_typed.routing import LocalIds, weigh_input
-from moe_typed.runners import Activation, GeluAndMul, GeluTanhAndMul, SiluAndMul, SwigluClamped, SwigluStep, reference_experts
+from moe_typed.runners import (
+    Activation,
+    GeluAndMul,
+    GeluTanhAndMul,
+    OpaqueActivation,
+    SiluAndMul,
+    SwigluClamped,
+    SwigluStep,
+    ThenNorm,
+    reference_experts,
+)
 from moe_typed.runners.triton.runner import TritonRunner
 from moe_typed.stages import FlatRowsInput
 from tests.ops.support import ints, on_cpu, on_cuda
@@ -69,6 +79,36 @@ def test_activations(device: str, fmt: str, rows_fmt: str, order: type[GateUpOrd
     weights = make_weights(fmt, device, 3, order, biased=True)
     payload = ROWS[rows_fmt](rand(9, 7, HIDDEN).to(device))
     check(payload, make_routing(random_ids(7, 2, 3).to(device), 3), weights, rows_fmt, activation)
+
+
+def of_tanh(joined: torch.Tensor) -> torch.Tensor:
+    """Stand for a function of rows that no kernel knows: it takes columns apart otherwise than any order."""
+    first, last = joined[..., ::2], joined[..., 1::2].flip(-1)
+    return torch.tanh(first) * last
+
+
+def to_unit_length(results: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.normalize(results, dim=-1)
+
+
+@one_format
+@pytest.mark.parametrize("order", [GateUp, Interleaved])
+@pytest.mark.parametrize("rows", [0, 7])
+@pytest.mark.parametrize("normed", [False, True], ids=["", "normed"])
+def test_functions_that_no_kernel_knows_are_called(device: str, fmt: str, rows_fmt: str, order: type[GateUpOrder], rows: int, normed: bool) -> None:
+    weights = make_weights(fmt, device, 3, order, biased=True)
+    activation: Activation = OpaqueActivation(of_tanh, order, torch.float32, "of tanh")
+    payload = ROWS[rows_fmt](rand(9, rows, HIDDEN).to(device))
+    ids = random_ids(rows, 2, 3).to(device)
+    ids[:1, 1:] = -1  # the function also sees what stands where nothing was multiplied; it must not reach a result
+    check(payload, make_routing(ids, 3), weights, rows_fmt, ThenNorm(activation, to_unit_length, torch.float32) if normed else activation)
+
+
+@one_format
+def test_a_norm_behind_an_activation_that_a_kernel_knows(device: str, fmt: str, rows_fmt: str) -> None:
+    weights = make_weights(fmt, device, 3, biased=True)
+    payload, routing = ROWS[rows_fmt](rand(9, 7, HIDDEN).to(device)), make_routing(random_ids(7, 2, 3).to(device), 3)
+    check(payload, routing, weights, rows_fmt, ThenNorm(SILU, to_unit_length, torch.float32))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """What the Triton runner refuses of weights, rows and activations, and what its classes accept."""
 
+from typing import ClassVar, final
+
 import pytest
 import torch
 from triton import knobs
+from typing_extensions import override
 
 from moe_typed import BoundaryError, UnsupportedError, debug
 from moe_typed.formats import (
@@ -13,13 +16,13 @@ from moe_typed.formats import (
     Fp16Rows,
     Fp32Rows,
     GateUp,
+    GateUpOrder,
     Int8TokenRows,
     MxFp8Rows,
     NvFp4ExpertWeights,
     Payload,
-    Ungated,
 )
-from moe_typed.runners import Activation, OpaqueActivation, Relu2, SiluAndMul, SwigluOai, ThenNorm
+from moe_typed.runners import Activation, Relu2, SiluAndMul, SwigluOai, ThenNorm
 from moe_typed.runners import triton as room
 from moe_typed.runners.acceptance import ACCEPTANCE, RunnerName
 from moe_typed.stages import FlatRowsInput
@@ -72,17 +75,26 @@ def test_rows_of_another_width_are_refused(device: str, fmt: str) -> None:
         runner.run(wide)
 
 
+@final
+class Unknown(Activation):
+    """Some activation of which the runner has not heard."""
+
+    name: ClassVar[str] = "unknown"
+
+    @override
+    def takes(self, order: type[GateUpOrder]) -> bool:
+        return True
+
+    @override
+    def activate(self, joined: torch.Tensor, order: type[GateUpOrder]) -> torch.Tensor:
+        return joined
+
+
 @on_both
-@pytest.mark.parametrize(
-    "activation",
-    [OpaqueActivation(torch.nn.functional.silu, Ungated, torch.float32, "silu"), ThenNorm(Relu2(), torch.nn.functional.relu, torch.float32)],
-    ids=lambda activation: activation.name,
-)
-def test_activations_that_the_kernels_do_not_know_are_refused(device: str, activation: Activation) -> None:
-    weights = make_weights("fp32-ungated", device, 2)
-    assert activation.takes(weights.order)
-    with pytest.raises(UnsupportedError, match=f"does not know the activation '{activation.name}'"):
-        prepare(weights).runner(activation)
+@pytest.mark.parametrize("activation", [Unknown(), ThenNorm(Unknown(), torch.relu, torch.float32)], ids=["alone", "before a norm"])
+def test_a_class_that_is_not_known_is_refused(device: str, activation: Activation) -> None:
+    with pytest.raises(UnsupportedError, match="does not know the activation 'unknown'"):
+        prepare(make_weights("fp32-ungated", device, 2)).runner(activation)
 
 
 @on_both

@@ -7,7 +7,7 @@ from typing import Final, final
 import attrs
 
 from ..formats import AnyConversion, Bf16Rows, Fp8TensorExpertWeights, Fp16ExpertWeights, Payload
-from ..runners import ACTIVATIONS, REFERENCE_ACTIVATIONS, TRITON_ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
+from ..runners import ACTIVATIONS, ALL_ACTIVATIONS, SiluAndMul, SwigluOai, UnsupportedError
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
 from ..runners.aiter import NEEDS_STATIC, suits
 from ..runners.ascend import ASCEND_ACTIVATIONS, AscendMxFp8Weights
@@ -99,12 +99,10 @@ def _suits(row: Acceptance, problem: MoEProblem, environment: Environment) -> bo
 def _activations(row: Acceptance) -> tuple[str, ...]:
     """Return the names of the activations that a runner does with prepared weights."""
     match row.runner:
-        case RunnerName.REFERENCE:
-            return REFERENCE_ACTIVATIONS
+        case RunnerName.REFERENCE | RunnerName.TRITON:
+            return ALL_ACTIVATIONS
         case RunnerName.ASCEND:
             return (SiluAndMul.name,) if row.prepared is AscendMxFp8Weights else ASCEND_ACTIVATIONS
-        case RunnerName.TRITON:
-            return TRITON_ACTIVATIONS
         case RunnerName.AITER:
             return ACTIVATIONS
 

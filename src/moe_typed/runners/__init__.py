@@ -2,8 +2,7 @@
 
 from .activations import (
     ACTIVATIONS,
-    REFERENCE_ACTIVATIONS,
-    TRITON_ACTIVATIONS,
+    ALL_ACTIVATIONS,
     Activation,
     GatedActivation,
     GeluAndMul,
@@ -52,8 +51,7 @@ from .reference import (
 
 __all__ = [
     "ACTIVATIONS",
-    "REFERENCE_ACTIVATIONS",
-    "TRITON_ACTIVATIONS",
+    "ALL_ACTIVATIONS",
     "Activation",
     "AiterFacts",
     "AiterLibrary",

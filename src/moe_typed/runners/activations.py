@@ -195,15 +195,14 @@ class ThenNorm(Activation):
 ACTIVATIONS: Final = (SiluAndMul.name, SwigluOai.name)
 """The names of the activations that every runner does."""
 
-TRITON_ACTIVATIONS: Final = (
+ALL_ACTIVATIONS: Final = (
     *ACTIVATIONS,
     SwigluStep.name,
     SwigluClamped.name,
     GeluAndMul.name,
     GeluTanhAndMul.name,
     Relu2.name,
+    OpaqueActivation.name,
+    ThenNorm.name,
 )
-"""The names of the activations that the Triton runner does."""
-
-REFERENCE_ACTIVATIONS: Final = (*TRITON_ACTIVATIONS, OpaqueActivation.name, ThenNorm.name)
-"""The names of the activations that the reference runner does: all."""
+"""The names of all activations: the reference and the Triton runner do them."""

@@ -2,13 +2,27 @@
 
 from ...formats import GateUp, GateUpOrder, Interleaved, Ungated, UpGate
 from ...ops.activation.spec import Split
-from ...ops.quantised_product.spec import Epilogue, Formula
-from ..activations import Activation, GeluAndMul, GeluTanhAndMul, Relu2, SiluAndMul, SwigluClamped, SwigluOai, SwigluStep
+from ...ops.quantised_product.spec import NOTHING, Epilogue, Formula
+from ..activations import (
+    Activation,
+    GeluAndMul,
+    GeluTanhAndMul,
+    OpaqueActivation,
+    Relu2,
+    SiluAndMul,
+    SwigluClamped,
+    SwigluOai,
+    SwigluStep,
+    ThenNorm,
+)
 from ..base import UnsupportedError
 
 
 def epilogue_of(activation: Activation) -> Epilogue:
-    """Return the formula of an activation. Raises: UnsupportedError for one that the kernels do not know."""
+    """Return the formula of an activation, which is to be called as it is where the formula is nothing.
+
+    Raises: UnsupportedError for a class that is not known.
+    """
     match activation:
         case SiluAndMul():
             return Epilogue(Formula.GATED)
@@ -24,6 +38,10 @@ def epilogue_of(activation: Activation) -> Epilogue:
             return Epilogue(Formula.GELU_TANH)
         case Relu2():
             return Epilogue(Formula.RELU2)
+        case OpaqueActivation():
+            return NOTHING
+        case ThenNorm(inner=inner):
+            return epilogue_of(inner)
         case _:
             raise UnsupportedError(f"the Triton runner does not know the activation {activation.name!r}")
 

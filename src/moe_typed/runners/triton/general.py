@@ -2,7 +2,8 @@
 
 Weights are read as they are held and decoded in registers. Rows without scales are multiplied in their own dtype, whatever the weights are (W8A16,
 W4A16). Rows that are quantised are multiplied as they are, and so are those between the products, which are quantised by the rule of the payload; but
-where the payload has one scale for all, each of these rows has its own, which is finer and depends on no other row.
+where the payload has one scale for all, each of these rows has its own, which is finer and depends on no other row. A function that no kernel knows
+is called as it is between the products, over the rows of all routes, and so is a norm behind them.
 """
 
 from typing import ClassVar, final
@@ -29,7 +30,7 @@ from ...formats import (
 from ...ops.activation.spec import Split
 from ...ops.align.triton import align
 from ...ops.quantised_product.plan import choose_tile, fitting_depth
-from ...ops.quantised_product.spec import Epilogue, Matrix, Rows
+from ...ops.quantised_product.spec import Epilogue, Formula, Matrix, Rows
 from ...ops.quantised_product.triton import product
 from ...ops.quantize.triton import quantize_fp8_groups, quantize_fp8_rows, quantize_int8_rows, quantize_mxfp8
 from ...ops.sum_routes.triton import sum_routes
@@ -49,8 +50,9 @@ _CAPABILITY = (8, 0)  # the first one that multiplies bfloat16 (Ampere)
 class TritonGeneralRunner(Runner[FlatRowsInput, SummedRowsOutput]):
     """Run the experts as grouped GEMMs over rows that are sorted by expert, with weights in any format.
 
-    ``accepts``: the payloads that it takes. ``split``: None for experts without a gate. ``out_dtype``: of results, where rows are quantised; that of
-    the rows where they are not. ``has_fp8``: whether the device knows e4m3.
+    ``accepts``: the payloads that it takes. ``split``: None where the columns of the first product are no pairs to the kernel. ``epilogue``: what the
+    kernel does of the activation; nothing, where that is called as it is. ``out_dtype``: of results, where rows are quantised; that of the rows where
+    they are not. ``has_fp8``: whether the device knows e4m3.
     """
 
     name: ClassVar[str] = "triton"
@@ -58,6 +60,7 @@ class TritonGeneralRunner(Runner[FlatRowsInput, SummedRowsOutput]):
     weights: ExpertWeights[GateUpOrder] | TritonInt4Weights
     up: Matrix
     down: Matrix
+    activation: Activation
     split: Split | None
     epilogue: Epilogue
     accepts: tuple[type[Payload], ...]
@@ -88,9 +91,11 @@ class TritonGeneralRunner(Runner[FlatRowsInput, SummedRowsOutput]):
         tile = choose_tile(rows, self.up, routes, paired=self.split is not None)
         slots, block_expert = align(ids.contiguous(), live, self.up.data.shape[0], tile.rows)
         inner = product(rows, self.up, slots, block_expert, routes, top_k, dtype, tile, self.split, self.epilogue)
+        if self.epilogue.formula is Formula.NOTHING:
+            inner = self.activation.activate(inner, self.weights.order)
         between = _requantised(payload, inner, None if live is None else live * top_k)
         tile = choose_tile(between, self.down, routes, paired=False)
-        return product(between, self.down, slots, block_expert, routes, 1, dtype, tile)
+        return self.activation.finish(product(between, self.down, slots, block_expert, routes, 1, dtype, tile))
 
     def _rows(self, payload: Payload) -> tuple[Rows, torch.dtype]:
         """Return the rows, and the dtype of what is made of them."""
@@ -150,8 +155,9 @@ def make_general_runner(
     """Return the runner over prepared weights. Raises: UnsupportedError for an activation or an order that the kernels do not know."""
     if not activation.takes(weights.order):
         raise UnsupportedError(f"the activation {activation.name!r} does not take rows in the order {weights.order.title!r}")
-    split = split_of(weights.order, weights.inter)
-    return TritonGeneralRunner(weights, up, down, split, epilogue_of(activation), accepts, out_dtype, _has_fp8(up.data.device))
+    epilogue = epilogue_of(activation)
+    split = split_of(weights.order, weights.inter) if epilogue.formula.is_paired else None
+    return TritonGeneralRunner(weights, up, down, activation, split, epilogue, accepts, out_dtype, _has_fp8(up.data.device))
 
 
 def require_general(data: Tensor, name: str) -> None:
