@@ -118,9 +118,9 @@ def test_gradients_are_those_of_its_own_experts(name: str) -> None:
         torch.testing.assert_close(found[1][key], expected, rtol=1e-3, atol=1e-5)
 
 
-def compile_model(model: Any, *, fullgraph: bool) -> Any:
+def compile_model(model: Any, *, fullgraph: bool, backend: str = "eager") -> Any:
     compiler: Any = vars(torch)["compile"]  # torch types it by halves
-    return compiler(model, backend="eager", fullgraph=fullgraph)
+    return compiler(model, backend=backend, fullgraph=fullgraph)
 
 
 @pytest.mark.parametrize("name", ["Qwen3Moe", "GptOss"])
