@@ -18,6 +18,7 @@ from tests.ops.support import on_cuda
 pytestmark = [*on_cuda, pytest.mark.usefixtures("registered")]
 __all__ = ["registered"]  # the fixture, which this module shares
 two_models = pytest.mark.parametrize("name", ["Qwen3Moe", "GptOss"])
+torch_warns = pytest.mark.filterwarnings("default::UserWarning")  # of its own choices, while it compiles
 
 
 def on_gpu(name: str, dtype: torch.dtype = torch.float32, experts: str = "eager") -> Any:
@@ -62,6 +63,7 @@ def test_generates_the_tokens_of_its_own_experts(name: str) -> None:
     assert runners(model) == {"triton"}
 
 
+@torch_warns
 @two_models
 def test_generates_them_with_a_static_cache_too(name: str) -> None:
     """transformers compiles the model for that itself, and captures it in CUDA graphs."""
@@ -74,6 +76,7 @@ def test_generates_them_with_a_static_cache_too(name: str) -> None:
     torch.compiler.reset()
 
 
+@torch_warns
 @two_models
 def test_compiles_whole_by_inductor_and_follows_changes_in_place(name: str) -> None:
     model = on_gpu(name, torch.bfloat16, NAME)
