@@ -75,7 +75,26 @@ def swapped_within(rows: Tensor) -> Tensor:
     return functional.silu(gate) * up.flip(-1)
 
 
-@pytest.mark.parametrize("function", [mixed, other_limit, whole_row, by_value, dropping, swapped_within, halves], ids=lambda f: f.__name__)
+def written_over(rows: Tensor) -> Tensor:
+    gate, up = halves(rows)
+    up.mul_(2)
+    return functional.silu(gate) * up
+
+
+def detached(rows: Tensor) -> Tensor:
+    gate, up = halves(rows)
+    return functional.silu(gate) * up.detach()
+
+
+def captured(rows: Tensor) -> Tensor:
+    gate, up = halves(rows)
+    return functional.silu(gate) * up * torch.tensor(1.0)
+
+
+OTHERS = (mixed, other_limit, whole_row, by_value, dropping, swapped_within, halves, written_over, detached, captured)
+
+
+@pytest.mark.parametrize("function", OTHERS, ids=lambda function: function.__name__)
 def test_nothing_is_taken_for_what_it_is_not(function: Callable[[Tensor], Tensor]) -> None:
     """All but one differ from a known formula where few inputs would show it."""
     assert recognise(function, gated=True) is None

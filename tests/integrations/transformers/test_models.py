@@ -3,7 +3,7 @@
 import importlib
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -135,6 +135,37 @@ def test_compiles_whole_once_it_is_prepared(name: str) -> None:
         assert error(logits(compiled), own) < TOLERANCE[torch.float32]
         for parameter in model.parameters():
             parameter.mul_(0.9)
+        changed = logits(compiled)
+        model.set_experts_implementation("eager")
+        assert error(changed, logits(model)) < TOLERANCE[torch.float32]
+    torch.compiler.reset()
+
+
+def change_limit(experts: Any) -> None:
+    experts.limit = 0.05
+
+
+def replace_weights(experts: Any) -> None:
+    experts.down_proj = nn.Parameter(experts.down_proj * 1.5)
+
+
+def turn_weights(experts: Any) -> None:
+    experts.down_proj.data = 1.5 * experts.down_proj.data.mT.contiguous().mT
+
+
+@pytest.mark.parametrize("change", [change_limit, replace_weights, turn_weights], ids=lambda change: change.__name__)
+def test_compiled_code_asks_for_another_layer_where_the_module_has_changed(change: Callable[[Any], None]) -> None:
+    model = make("GptOss", NAME)
+    torch.compiler.reset()
+    with torch.no_grad():
+        prepare(model)
+        compiled = compile_model(model, fullgraph=True)
+        logits(compiled)
+        for _, module in registration.experts_of(model):
+            change(module)
+        with pytest.raises(RuntimeError, match=r"call moe_typed.integrations.transformers.prepare\(model\) before torch.compile\(fullgraph=True\)"):
+            logits(compiled)
+        prepare(model)
         changed = logits(compiled)
         model.set_experts_implementation("eager")
         assert error(changed, logits(model)) < TOLERANCE[torch.float32]

@@ -103,11 +103,18 @@ def _dense_in_memory(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def may_relay(stored: Stored) -> bool:
+    """Say whether both projections are alone in their memory: a part of a larger tensor would no longer be one when it is laid out anew."""
+    projections = stored.need(stored.first), stored.need(stored.second)
+    return all(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() for tensor in projections)
+
+
 def _relay(parameter: Tensor) -> int:
     """Make the memory of a parameter that of its transposed, row-major; return the bytes that were written. The parameter's values stay."""
     if parameter.mT.is_contiguous():
         return 0
-    with torch.no_grad():
+    # What is made under inference_mode stays without gradients for ever: a parameter must not become that, whoever calls.
+    with torch.inference_mode(parameter.is_inference()), torch.no_grad():
         parameter.data = parameter.detach().mT.contiguous().mT
     return parameter.numel() * parameter.element_size()
 

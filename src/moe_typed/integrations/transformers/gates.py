@@ -1,18 +1,19 @@
 """What an experts class does between its two products, read from what it computes.
 
-The function is traced into torch's own operators, and their expression is compared with that of each activation of this project. Equal expressions
-are one formula; anything else stays the function that it is.
+The function is run once, and the operators of torch that it calls are read as an expression, which is compared with that of each activation of this
+project. Equal expressions are one formula; anything else stays the function that it is.
 """
 
 import functools
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast, final
 
 import torch
-from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 from ...formats import GateUp, GateUpOrder, Interleaved, Ungated, UpGate
 from ...runners import GatedActivation, GeluAndMul, GeluTanhAndMul, Relu2, SiluAndMul, SwigluClamped, SwigluOai, SwigluStep
@@ -25,7 +26,6 @@ _ATEN: Final = torch.ops.aten
 # What only takes columns of the input: these are run on the numbers of the columns, so that every way to write "the even ones" is one leaf.
 _VIEWS: Final[frozenset[object]] = frozenset(
     (
-        operator.getitem,
         _ATEN.slice.Tensor,
         _ATEN.split.Tensor,
         _ATEN.split_with_sizes.default,
@@ -83,70 +83,93 @@ def _expected(activation: GatedActivation, order: type[GateUpOrder]) -> Expressi
 
 
 def _expression(function: Function, width: int) -> Expression | None:
-    example = torch.zeros(_ROWS, width)
+    rows = torch.zeros(_ROWS, width)
+    read = _Read(rows)
     try:
-        with torch.no_grad():
-            graph = make_fx(_plain(function))(example).graph
-        return _read(graph, width)
-    except Exception:  # what cannot be traced, for whatever reason of its own, is not known
+        with torch.no_grad(), _Reader(read):
+            result = function(rows)
+        return read.expression_of(result)
+    except Exception:  # what cannot be read, for whatever reason of its own, is not known
         return None
 
 
-def _plain(function: Function) -> Function:
-    """Return a method as a function: the tracer counts the arguments of a method wrongly."""
-
-    def call(rows: Tensor) -> Tensor:
-        return function(rows)
-
-    return call
+_Place: TypeAlias = tuple[int, torch.Size, tuple[int, ...]]
 
 
-def _read(graph: fx.Graph, width: int) -> Expression:
-    """Return the expression of a graph's output."""
-    columns: dict[fx.Node, object] = {}
-    known: dict[fx.Node, Expression] = {}
-    for node in graph.nodes:
-        match node.op:
-            case "placeholder":
-                columns[node] = torch.arange(width).expand(_ROWS, width).contiguous()
-            case "call_function" if node.target in _VIEWS and all(source in columns for source in node.all_input_nodes):
-                columns[node] = _on_columns(node, columns)
-            case "call_function":
-                known[node] = _call(node, columns, known)
-            case "output":
-                (result,) = node.all_input_nodes
-                return _operand(result, columns, known)
-            case _:
-                raise _Unreadable
-    raise _Unreadable
+def _place(tensor: Tensor) -> _Place:
+    """Return where a tensor lies, and how: what it is known by, while all tensors are kept."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-def _on_columns(node: fx.Node, columns: Mapping[fx.Node, object]) -> object:
-    if not callable(node.target) or node.kwargs:
-        raise _Unreadable
-    return node.target(*(columns[value] if isinstance(value, fx.Node) else value for value in node.args))
+@final
+class _Read:
+    """The expressions of the tensors that operators have made of the columns of ``rows``. All raise _Unreadable for what is none."""
 
+    def __init__(self, rows: Tensor) -> None:
+        self._kept = [rows]
+        self._columns = {_place(rows): torch.arange(rows.shape[1]).expand(rows.shape).contiguous()}
+        self._known: dict[_Place, Expression] = {}
 
-def _operand(value: object, columns: Mapping[fx.Node, object], known: Mapping[fx.Node, Expression]) -> Expression:
-    if isinstance(value, fx.Node):
-        if value in known:
-            return known[value]
-        numbers = columns[value]
-        if not isinstance(numbers, Tensor) or numbers.dim() != 2 or not bool((numbers == numbers[:1]).all()):
+    def add(self, operator: OpOverload, args: Sequence[object], options: Mapping[str, object], result: object) -> None:
+        """Take what an operator that writes to none of its arguments has returned."""
+        made = _tensors(result)
+        self._kept += made
+        columns = self._columns.get(_place(args[0])) if args and isinstance(args[0], Tensor) else None
+        if operator in _VIEWS and columns is not None:
+            taken = _tensors(operator(columns, *args[1:], **options))
+            self._columns.update(zip(map(_place, made), taken, strict=True))
+            return
+        if not isinstance(result, Tensor):
+            raise _Unreadable  # a number that the function may choose by, or several results
+        named = {name: self._operand(value) for name, value in options.items()}
+        self._known[_place(result)] = _call(operator, [self._operand(value) for value in args], named)
+
+    def expression_of(self, tensor: Tensor) -> Expression:
+        """Return the expression of a tensor."""
+        place = _place(tensor)
+        if place in self._known:
+            return self._known[place]
+        numbers = self._columns.get(place)
+        if numbers is None or numbers.dim() != 2 or not bool((numbers == numbers[:1]).all()):
             raise _Unreadable
         return ("columns", *(int(number) for number in numbers[0]))
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return ("fact", value)
-    if isinstance(value, (int, float)):
-        return ("number", float(value))
-    raise _Unreadable
+
+    def _operand(self, value: object) -> Expression:
+        if isinstance(value, Tensor):
+            return self.expression_of(value)
+        if isinstance(value, bool) or value is None or isinstance(value, str):
+            return ("fact", value)
+        if isinstance(value, (int, float)):
+            return ("number", float(value))
+        raise _Unreadable
 
 
-def _call(node: fx.Node, columns: Mapping[fx.Node, object], known: Mapping[fx.Node, Expression]) -> Expression:
+def _tensors(result: object) -> list[Tensor]:
+    results = cast("Sequence[object]", result if isinstance(result, (list, tuple)) else (result,))
+    return [each for each in results if isinstance(each, Tensor)]
+
+
+@final
+class _Reader(TorchDispatchMode):
+    """Let every operator that this thread calls be read. Raises: _Unreadable for one that writes to a tensor: it is no longer what was read of it."""
+
+    def __init__(self, read: _Read) -> None:
+        cast("Callable[[], None]", super().__init__)()  # pyright: ignore[reportUnknownMemberType]  torch types it by halves
+        self._read = read
+
+    @override
+    def __torch_dispatch__(self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
+        if func._schema.is_mutable:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no other name for it
+            raise _Unreadable
+        options = kwargs or {}
+        result: object = func(*args, **options)
+        self._read.add(func, args, options, result)
+        return result
+
+
+def _call(operator: OpOverload, operands: list[Expression], options: Mapping[str, Expression]) -> Expression:
     """Return one operator as an expression: silu written out, powers as products, products and sums in one order."""
-    operands = [_operand(value, columns, known) for value in node.args]
-    options = {name: _operand(value, columns, known) for name, value in node.kwargs.items()}
-    match node.target, operands:
+    match operator, operands:
         case _ATEN.mul.Tensor, [first, second]:
             return _product(first, second)
         case _ATEN.add.Tensor, [first, second] if not options:
@@ -158,7 +181,7 @@ def _call(node: fx.Node, columns: Mapping[fx.Node, object], known: Mapping[fx.No
         case _ATEN.pow.Tensor_Scalar, [value, ("number", 2.0)]:
             return _product(value, value)
         case _:
-            return (str(node.target), *operands, *sorted(options.items(), key=repr))
+            return (str(operator), *operands, *sorted(options.items(), key=repr))
 
 
 def _product(*factors: Expression) -> Expression:

@@ -1,7 +1,7 @@
 """The experts implementation: what transformers calls in place of a module's own forward."""
 
 from collections.abc import Callable
-from typing import Final, TypeAlias, cast, final
+from typing import Final, Protocol, TypeAlias, cast, final
 
 import attrs
 import torch
@@ -78,4 +78,11 @@ def prepare(module: nn.Module, rows: torch.dtype, top_k: int, options: Options) 
 
 
 # Planning reads modules and tables in ways that dynamo does not trace; the graph breaks here once, and holds the layer ever after.
-_prepare = cast("Callable[[_Prepare], _Prepare]", torch.compiler.disable)(prepare)  # pyright: ignore[reportUnknownMemberType]  torch types it by halves
+_REASON: Final = "an expert layer is prepared here: call moe_typed.integrations.transformers.prepare(model) before torch.compile(fullgraph=True)"
+
+
+class _Disable(Protocol):
+    def __call__(self, fn: _Prepare, /, *, reason: str) -> _Prepare: ...
+
+
+_prepare = cast("_Disable", torch.compiler.disable)(prepare, reason=_REASON)  # pyright: ignore[reportUnknownMemberType]  torch types it by halves

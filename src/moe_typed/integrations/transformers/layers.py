@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from ...boundary import debug
 from ...dispatchers import MoELayer
-from ...formats import DenseRows, GateUpOrder, Payload
+from ...formats import DenseRows, Payload
 from ...plan import MoEProblem, PlanError, PlanReport, RunnerRequest, build_layer, plan, probe_environment
 from ...plan.ways import DENSE_MODELS
 from ...routing import from_topk
@@ -20,8 +20,8 @@ from ...runners import UnsupportedError
 from ...runners.acceptance import RunnerName
 from ...runners.activations import Activation
 from ...stages import StandardCombineInput
-from .adapt import Adapted, adapt
-from .modules import Stored, model_dtype, read_activation, read_stored
+from .adapt import Adapted, adapt, may_relay
+from .modules import Between, Stored, model_dtype, read_activation, read_stored
 from .options import Options
 
 Layer: TypeAlias = MoELayer[DenseRows, Payload, StandardCombineInput]
@@ -32,23 +32,43 @@ _NAMES: Final = {model.rows.format.data_dtype: name for name, model in DENSE_MOD
 @final
 @attrs.frozen(eq=False)
 class Seen:
-    """A tensor as it was when a layer was prepared of it."""
+    """A tensor as it was when a layer was prepared of it.
+
+    ``address``: None for a tensor that has none, as in the transforms of torch.func: it is never taken for another. ``kept``: its memory, where a
+    copy was made of it: nothing else can then come to lie there.
+    """
 
     name: str
     tensor: Tensor
-    address: int
+    address: int | None
     dtype: torch.dtype
     shape: torch.Size
     strides: tuple[int, ...]
     version: int | None
+    with_grad: bool
+    kept: Tensor | None
 
     def same_memory(self, now: Tensor) -> bool:
         """Say whether ``now`` lies where this tensor lay, as it lay."""
-        return now.data_ptr() == self.address and now.dtype is self.dtype and now.stride() == self.strides and now.shape == self.shape
+        if self.address is None or _address(now) != self.address or (now is not self.tensor and _address(self.tensor) != self.address):
+            return False
+        return self.lies_so(now)
+
+    def lies_so(self, now: Tensor) -> bool:
+        """Say whether ``now`` has the dtype, strides and shape that this tensor had."""
+        return now.dtype is self.dtype and now.stride() == self.strides and now.shape == self.shape
 
 
-def _see(name: str, tensor: Tensor) -> Seen:
-    return Seen(name, tensor, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), _version(tensor))
+def _see(name: str, tensor: Tensor, *, copied: bool) -> Seen:
+    shape, strides, kept = tensor.shape, tensor.stride(), tensor.detach() if copied else None
+    return Seen(name, tensor, _address(tensor), tensor.dtype, shape, strides, _version(tensor), tensor.requires_grad, kept)
+
+
+def _address(tensor: Tensor) -> int | None:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a tensor that stands for others has no memory of its own
+        return None
 
 
 def _version(tensor: Tensor) -> int | None:
@@ -77,8 +97,7 @@ class Found(_Own):
 
     options: Options
     report: PlanReport
-    activation: Activation
-    order: type[GateUpOrder]
+    between: Between
     compute: torch.dtype
     training: bool
     tensors: dict[str, tuple[torch.dtype, torch.Size, torch.device]]
@@ -86,11 +105,16 @@ class Found(_Own):
     relaid: int
     copied: int
 
+    @property
+    def activation(self) -> Activation:
+        """Return what happens between the products."""
+        return self.between.activation
+
     def is_of(self, module: nn.Module, stored: Stored, compute: torch.dtype, options: Options) -> bool:
         """Say whether this holds for what ``module`` has now, wherever that lies."""
         if options is not self.options or module.training is not self.training or compute is not self.compute:
             return False
-        return _kinds(stored) == self.tensors
+        return _kinds(stored) == self.tensors and self.between.watch.holds(module)
 
 
 def _kinds(stored: Stored) -> dict[str, tuple[torch.dtype, torch.Size, torch.device]]:
@@ -123,15 +147,21 @@ class Held(_Own):
             return False
         if self.rows is not None and hidden_states.dtype is not self.rows:
             return False
-        grad = torch.is_grad_enabled()
-        if grad and not self.with_grad:
+        grad, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
+        if (grad and not self.with_grad) or not self.found.between.watch.holds(module, compiling=compiling):
             return False
-        if torch.compiler.is_compiling():  # addresses and versions are not to be had here, and dynamo guards dtypes and shapes
-            return all(getattr(module, seen.name) is seen.tensor for seen in self.seen)
-        return all(self._holds(getattr(module, seen.name), seen, grad=grad) for seen in self.seen)
+        if compiling:  # addresses and versions are not to be had here, and dynamo guards dtypes and shapes
+            return all(self._is(getattr(module, seen.name), seen, grad=grad) for seen in self.seen)
+        return all(self._holds(getattr(module, seen.name, None), seen, grad=grad) for seen in self.seen)
 
-    def _holds(self, now: Tensor, seen: Seen, *, grad: bool) -> bool:
-        if now is not seen.tensor and grad and now.requires_grad:
+    @staticmethod
+    def _is(now: Tensor, seen: Seen, *, grad: bool) -> bool:
+        return now is seen.tensor and seen.lies_so(now) and (not grad or now.requires_grad is seen.with_grad)
+
+    def _holds(self, now: Tensor | None, seen: Seen, *, grad: bool) -> bool:
+        if now is None:
+            return False
+        if grad and (now.requires_grad is not seen.with_grad or (now is not seen.tensor and seen.with_grad)):
             return False  # its gradient belongs to the tensor that is there now
         return seen.same_memory(now) and (not self.copies or _version(now) == seen.version)
 
@@ -168,18 +198,17 @@ def hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options, bef
         stored = read_stored(module)
         compute = model_dtype(stored, rows)
         if before is not None and before.is_of(module, stored, compute, options):
-            stored = attrs.evolve(stored, order=before.order)
+            stored = attrs.evolve(stored, order=before.between.order)
             adapted = adapt(stored, row_major=stored.transposed and before.report.runner != RunnerName.REFERENCE.value)
             if adapted.weights.format.name == before.report.problem.weights:
                 return _hold(stored, adapted, rows, before)
-        activation, order = read_activation(module, compute)
-        stored = attrs.evolve(stored, order=order)
-        adapted, report = _adapt_for_runner(stored, activation, compute, top_k, options)
+        between = read_activation(module, compute)
+        stored = attrs.evolve(stored, order=between.order)
+        adapted, report = _adapt_for_runner(stored, between.activation, compute, top_k, options)
         found = Found(
             options=options,
             report=report,
-            activation=activation,
-            order=order,
+            between=between,
             compute=compute,
             training=module.training,
             tensors=_kinds(stored),
@@ -196,16 +225,17 @@ def _hold(stored: Stored, adapted: Adapted, rows: torch.dtype, found: Found) -> 
     report = found.report
     rows_class = DENSE_MODELS[report.problem.model].rows
     prepared_apart = report.runner not in (RunnerName.REFERENCE.value, RunnerName.TRITON.value)
+    copies = _demand_versions(stored, copies=adapted.copied > 0 or prepared_apart)
     return Held(
         found=found,
         adapted=adapted,
         layer=build_layer(report, rows_class, adapted.weights, found.activation),
         make_rows=cast("Callable[[Tensor], DenseRows]", rows_class),
-        seen=tuple(_see(name, tensor) for name, tensor in stored.tensors.items()),
+        seen=tuple(_see(name, tensor, copied=copies) for name, tensor in stored.tensors.items()),
         rows=None if stored.dtype is found.compute else rows,
         num_experts=stored.num_experts,
         with_grad=torch.is_grad_enabled(),
-        copies=_demand_versions(stored, copies=adapted.copied > 0 or prepared_apart),
+        copies=copies,
         differentiable=report.runner == RunnerName.REFERENCE.value,
     )
 
@@ -218,7 +248,7 @@ def _demand_versions(stored: Stored, *, copies: bool) -> bool:
 
 def _adapt_for_runner(stored: Stored, activation: Activation, compute: torch.dtype, top_k: int, options: Options) -> tuple[Adapted, PlanReport]:
     """Return the weights as they are stored, or laid out anew where a runner other than the reference takes them so."""
-    if stored.transposed and options.relay and options.runner is not RunnerRequest.REFERENCE:
+    if stored.transposed and options.relay and options.runner is not RunnerRequest.REFERENCE and may_relay(stored):
         shapes = stored.need(stored.first).shape, stored.need(stored.second).shape
         if row_major := _plan_row_major(stored, activation, compute, shapes, top_k, options):
             return adapt(stored, row_major=True), row_major

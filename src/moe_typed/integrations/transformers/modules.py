@@ -11,9 +11,10 @@ from ...formats import GateUp, GateUpOrder, Interleaved, Ungated
 from ...runners import OpaqueActivation, ThenNorm, UnsupportedError
 from ...runners.activations import Activation
 from .gates import recognise
+from .watch import GATE, Fact, UnwatchableError, Watch, facts_of, gate_of, stand_in
 
 _DENSE: Final = (torch.bfloat16, torch.float16, torch.float32)
-_GATE: Final = "_apply_gate"  # what the decorator of transformers gives every class that has none of its own
+_NORM: Final = "post_expert_norm"
 _ROLES: Final = ("", "_bias", "_scale_inv", "_activation_scale", "_blocks", "_scales")
 
 
@@ -71,6 +72,8 @@ def read_stored(module: nn.Module) -> Stored:
     for name in (first, second):
         for role in _ROLES:
             value: object = getattr(module, name + role, None)
+            if role == "_bias" and value is None and experts.has_bias:
+                raise UnsupportedError(f"its class declares biases, and there is no {name + role!r}")
             if value is None or (role == "_bias" and not experts.has_bias):
                 continue
             if type(value) not in (Tensor, nn.Parameter):
@@ -82,26 +85,59 @@ def read_stored(module: nn.Module) -> Stored:
     return Stored(tensors, first, second, GateUp, experts.is_transposed, experts.num_experts)
 
 
-def read_activation(module: nn.Module, dtype: torch.dtype) -> tuple[Activation, type[GateUpOrder]]:
-    """Return what a module does between its products, and the order of the rows that this takes.
+@final
+@attrs.frozen(eq=False)
+class Between:
+    """What a module does between its products, the order of the rows that this takes, and what must stay as it is for it to be so."""
 
-    A function whose formula is not known is called as it is, on rows in ``dtype``, in the order that the class declares.
+    activation: Activation
+    order: type[GateUpOrder]
+    watch: Watch
+
+
+def read_activation(module: nn.Module, dtype: torch.dtype) -> Between:
+    """Return what a module does between its products.
+
+    A function whose formula is not known, or which reads what cannot be watched, is called as it is, on rows in ``dtype``, in the order that the
+    class declares.
     """
     experts = cast("ExpertsModule", module)
-    known = recognise(_gate(module) if experts.has_gate else experts.act_fn, gated=experts.has_gate)
-    activation, order = known or _opaque(module, experts, dtype)
-    return (ThenNorm(activation, experts.post_expert_norm, dtype) if experts.has_post_expert_norm else activation), order
+    between = _recognised(module, experts) or _opaque(module, experts, dtype)
+    if not experts.has_post_expert_norm:
+        return between
+    norm = Watch(between.watch.gate, between.watch.owner, (*between.watch.facts, Fact(None, _NORM, experts.post_expert_norm)))
+    return Between(ThenNorm(between.activation, experts.post_expert_norm, dtype), between.order, norm)
+
+
+def _recognised(module: nn.Module, experts: ExpertsModule) -> Between | None:
+    gate = gate_of(module)
+    if not experts.has_gate:
+        function, names = experts.act_fn, {"act_fn"}
+    elif GATE in vars(module):
+        return None  # it was given to this module from outside, and may read anything
+    else:
+        twin, names = stand_in(module)
+        function = _gate(twin)
+    known = recognise(function, gated=experts.has_gate)
+    if known is None:
+        return None
+    try:
+        return Between(*known, Watch(gate, None, facts_of(module, names)))
+    except UnwatchableError:
+        return None
 
 
 def _gate(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    return cast("Callable[[Tensor], Tensor]", getattr(module, _GATE))
+    return cast("Callable[[Tensor], Tensor]", getattr(module, GATE))
 
 
-def _opaque(module: nn.Module, experts: ExpertsModule, dtype: torch.dtype) -> tuple[Activation, type[GateUpOrder]]:
+def _opaque(module: nn.Module, experts: ExpertsModule, dtype: torch.dtype) -> Between:
+    kind, gate = type(module).__qualname__, gate_of(module)
     if not experts.has_gate:
-        return OpaqueActivation(experts.act_fn, Ungated, dtype, f"{type(module).__qualname__}.act_fn"), Ungated
+        activation = OpaqueActivation(lambda rows: experts.act_fn(rows), Ungated, dtype, f"{kind}.act_fn")
+        return Between(activation, Ungated, Watch(gate, id(module), ()))
     order = GateUp if experts.is_concatenated else Interleaved
-    return OpaqueActivation(_gate(module), order, dtype, f"{type(module).__qualname__}.{_GATE}"), order
+    return Between(OpaqueActivation(_gate(module), order, dtype, f"{kind}.{GATE}"), order, Watch(gate, id(module), ()))
 
 
 def model_dtype(stored: Stored, rows: torch.dtype) -> torch.dtype:
