@@ -20,6 +20,7 @@ from moe_typed.routing import (
     append_shared,
     fused,
     in_order,
+    localize,
     mask_padded,
 )
 from tests.ops.support import WEIGHT_RTOL, devices, dtypes, in_one_graph, on_cuda
@@ -137,6 +138,18 @@ def test_fused_columns_are_the_columns(device: str, k: int, experts: int, ep_siz
             assert (found.space, found.num_experts, found.live) == (expected.space, expected.num_experts, expected.live)
             assert (found.num_shared, found.first_shared) == (expected.num_shared, expected.first_shared)
             assert (found is given) == (shared == 0)
+
+
+@devices
+@pytest.mark.parametrize("live", [None, 0, 3])
+@pytest.mark.parametrize(("first", "here"), [(0, 8), (2, 3)])
+def test_fused_localize_is_localize(device: str, live: int | None, first: int, here: int) -> None:
+    ids = torch.randint(-1, 8, (5, 2), generator=torch.Generator().manual_seed(1), dtype=torch.int32).to(device)
+    routing = Routing(ids, torch.rand(5, 2).to(device), LogicalIds, 8, Settled(), True, 5 if live is None else live)
+    found, expected = fused.localize(routing, first, here), localize(routing, first, here)
+    assert torch.equal(found.topk_ids, expected.topk_ids)
+    assert torch.equal(found.topk_weights, expected.topk_weights)
+    assert (found.space, found.num_experts, found.live) == (expected.space, expected.num_experts, expected.live)
 
 
 def test_fused_columns_are_refused_as_the_columns_are() -> None:

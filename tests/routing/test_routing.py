@@ -113,7 +113,7 @@ def test_padding_rows_lose_their_routes(live: int | DeviceCount) -> None:
     routing = logical(ids([0, 1], [2, 99], [-5, 3]), live=live)
     weights = routing.topk_weights.clone()
     routing.topk_weights[1:] = float("nan")
-    local = localize(routing, 0, 8)
+    local = localize(routing, 0, 7)
     assert torch.equal(local.topk_ids, ids([0, 1], [-1, -1], [-1, -1]))
     assert torch.equal(local.topk_weights, torch.tensor([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]))
     assert torch.equal(local.topk_weights[0], weights[0])
@@ -125,7 +125,16 @@ def test_a_device_count_may_change_without_anything_being_rebuilt() -> None:
     routing = logical(ids([0], [1], [2], [3]), live=live)
     for now in (2, 4, 0):
         live.count.fill_(now)
-        assert torch.equal(localize(routing, 0, 8).topk_ids[:, 0] >= 0, torch.arange(4) < now)
+        assert torch.equal(localize(routing, 0, 7).topk_ids[:, 0] >= 0, torch.arange(4) < now)
+
+
+@pytest.mark.parametrize("live", [1, 3, count(1)], ids=["host", "all", "device"])
+def test_a_rank_with_every_expert_takes_ids_and_weights_as_they_are(live: int | DeviceCount) -> None:
+    routing = logical(ids([0, 1], [2, -1], [7, 3]), live=live)
+    local = localize(routing, 0, 8)
+    assert local.topk_ids is routing.topk_ids
+    assert local.topk_weights is routing.topk_weights
+    assert (local.space, local.num_experts, local.live) == (LocalIds, 8, live)
 
 
 @pytest.mark.parametrize(("first", "count_here"), [(-1, 2), (0, 0), (0, 9), (7, 2), (8, 1), (2, -1)])

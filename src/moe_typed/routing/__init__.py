@@ -18,7 +18,7 @@ from .residence import (
     sink_mask,
     to_sink,
 )
-from .routing import DeviceCount, Routing, first_repeat, from_int64_topk, from_topk, int64_ids, live_mask, live_tensor, localize
+from .routing import DeviceCount, Localize, Routing, first_repeat, from_int64_topk, from_topk, int64_ids, live_mask, live_tensor, localize
 from .scaling import Pending, RoutedScaling, Settled
 from .shared import RankSharedSlots, SharedSlots, append_rank_shared, append_shared
 from .topk import GroupedTopK, HashTopK, Router, ScoredTopK, Selection, SoftmaxTopK, TopKSoftmax
@@ -36,6 +36,7 @@ __all__ = [
     "Load",
     "LocalIds",
     "LocalSinkIds",
+    "Localize",
     "LogicalIds",
     "OneHotLoad",
     "PaddedPhysicalIds",

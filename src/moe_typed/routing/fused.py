@@ -11,12 +11,13 @@ from typing_extensions import override
 
 from ..boundary import boundary
 from ..ops.hash_gate.triton import hash_gate
+from ..ops.local_ids.triton import local_ids
 from ..ops.padded_rows.triton import fill_padded_rows
 from ..ops.shared_slots import triton as shared_slots
 from ..ops.topk_gate.triton import topk_gate
 from . import padded, shared
-from .ids import Ids, LogicalIds, PaddedPhysicalIds
-from .routing import DeviceCount, Routing
+from .ids import Ids, LocalIds, LogicalIds, PaddedPhysicalIds
+from .routing import DeviceCount, Routing, localize_with
 from .scaling import RoutedScaling
 from .topk import HashTopK, Router, Selection, apply_gate, apply_hash
 
@@ -47,6 +48,11 @@ class FusedHashRouter(Generic[S_co]):
     def route(self, logits: Tensor, token_ids: Tensor, live: int | DeviceCount | None = None) -> Routing[LogicalIds, S_co]:
         """See HashTopK.route."""
         return apply_hash(hash_gate, self.rule, logits, token_ids, live)
+
+
+def localize(routing: Routing[LogicalIds, S], first: int, count: int) -> Routing[LocalIds, S]:
+    """See routing.localize."""
+    return localize_with(local_ids, routing, first, count)
 
 
 def append_shared(routing: Routing[LogicalIds, S], slots: shared.SharedSlots[S]) -> Routing[LogicalIds, S]:

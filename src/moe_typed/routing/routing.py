@@ -1,6 +1,7 @@
 """The routing of a batch: which experts each row goes to, and with what weight."""
 
-from typing import Annotated, Generic, final
+from collections.abc import Callable
+from typing import Annotated, Generic, TypeAlias, final
 
 import torch
 from jaxtyping import Float32, Int32
@@ -8,6 +9,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from ..boundary import Dim, boundary, value_error
+from ..ops.local_ids.reference import local_ids
 from .ids import Ids, LocalIds, LogicalIds
 from .scaling import RoutedScaling, Settled
 
@@ -15,6 +17,7 @@ I_co = TypeVar("I_co", bound=Ids, covariant=True)
 S_co = TypeVar("S_co", bound=RoutedScaling, covariant=True, default=RoutedScaling)
 J = TypeVar("J", bound=Ids)
 S = TypeVar("S", bound=RoutedScaling)
+Localize: TypeAlias = Callable[[Tensor, Tensor, int, int, Tensor | None], tuple[Tensor, Tensor]]
 
 
 @final
@@ -154,15 +157,22 @@ def live_tensor(live: int | DeviceCount | None, like: Tensor) -> Tensor | None:
 def localize(routing: Routing[LogicalIds, S], first: int, count: int) -> Routing[LocalIds, S]:
     """Return the routing over the ``count`` experts from ``first`` on, which this rank holds.
 
-    A route to any other expert, and every route of a padding row, becomes -1 and keeps its place, its weight set to 0.
+    A route to any other expert, and every route of a padding row, becomes -1 and keeps its place, its weight set to 0; but where the rank holds
+    every expert, nothing is to be done: ids and weights stay as they are, and the live count says which rows are padding.
     Raises: ValueError when the range does not lie within the experts; BoundaryError for ids in another space.
     """
+    return localize_with(local_ids, routing, first, count)
+
+
+def localize_with(function: Localize, routing: Routing[LogicalIds, S], first: int, count: int) -> Routing[LocalIds, S]:
+    """Do ``localize`` by an implementation of the kernel."""
     routing.demand(LogicalIds)
     if first < 0 or count < 1 or first + count > routing.num_experts:
         raise ValueError(f"experts {first}..{first + count - 1} do not lie within the {routing.num_experts} experts of this routing")
-    ids = routing.topk_ids - first
-    here = (ids >= 0) & (ids < count) & live_mask(routing)
-    return routing.moved(torch.where(here, ids, -1), torch.where(here, routing.topk_weights, 0.0), LocalIds, count)
+    ids, weights = routing.topk_ids, routing.topk_weights
+    if count < routing.num_experts:
+        ids, weights = function(ids, weights, first, count, live_tensor(routing.live, ids))
+    return routing.moved(ids, weights, LocalIds, count)
 
 
 def from_topk(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, *, renormalized: bool = True) -> Routing[LogicalIds, Settled]:

@@ -13,9 +13,10 @@ from typing_extensions import override
 from ...boundary import debug
 from ...dispatchers import MoELayer
 from ...formats import DenseRows, Payload
+from ...ops.local_ids.reference import local_ids
 from ...plan import MoEProblem, PlanError, PlanReport, RunnerRequest, build_layer, plan, probe_environment
 from ...plan.ways import DENSE_MODELS
-from ...routing import from_topk
+from ...routing import Localize, from_topk
 from ...runners import UnsupportedError
 from ...runners.acceptance import RunnerName
 from ...runners.activations import Activation
@@ -126,14 +127,16 @@ def _kinds(stored: Stored) -> dict[str, tuple[torch.dtype, torch.Size, torch.dev
 class Held(_Own):
     """The layer of one experts module, which holds it.
 
-    ``rows``: the dtype that rows must have, None where they are converted to that of the weights. ``with_grad``: whether gradients were
-    recorded while it was prepared. ``copies``: whether anything that was prepared is a copy, which does not follow a change of the module's own.
+    ``rows``: the dtype that rows must have, None where they are converted to that of the weights. ``localize``: the implementation of ops.local_ids.
+    ``with_grad``: whether gradients were recorded while it was prepared. ``copies``: whether anything that was prepared is a copy, which does not
+    follow a change of the module's own.
     """
 
     found: Found
     adapted: Adapted
     layer: Layer
     make_rows: Callable[[Tensor], DenseRows]
+    localize: Localize
     seen: tuple[Seen, ...]
     rows: torch.dtype | None
     num_experts: int
@@ -175,8 +178,7 @@ class Held(_Own):
             self._demand_no_gradient(hidden_states, top_k_weights)
         if self.copies and torch.compiler.is_compiling():
             raise UnsupportedError("these weights were copied when they were prepared, and compiled code would not see that the module's change")
-        ids = torch.where((top_k_index >= 0) & (top_k_index < self.num_experts), top_k_index, -1).to(torch.int32)
-        routing = from_topk(ids, top_k_weights.to(torch.float32), self.num_experts)
+        routing = from_topk(*self.localize(top_k_index, top_k_weights, 0, self.num_experts, None), self.num_experts)
         level = None if torch.compiler.is_compiling() else self.found.options.debug
         with nullcontext() if level is None else debug(level):
             output = self.layer(self.make_rows(hidden_states.to(self.found.compute)), routing)
@@ -231,6 +233,7 @@ def _hold(stored: Stored, adapted: Adapted, rows: torch.dtype, found: Found) -> 
         adapted=adapted,
         layer=build_layer(report, rows_class, adapted.weights, found.activation),
         make_rows=cast("Callable[[Tensor], DenseRows]", rows_class),
+        localize=_localize(report),
         seen=tuple(_see(name, tensor, copied=copies) for name, tensor in stored.tensors.items()),
         rows=None if stored.dtype is found.compute else rows,
         num_experts=stored.num_experts,
@@ -238,6 +241,14 @@ def _hold(stored: Stored, adapted: Adapted, rows: torch.dtype, found: Found) -> 
         copies=copies,
         differentiable=report.runner == RunnerName.REFERENCE.value,
     )
+
+
+def _localize(report: PlanReport) -> Localize:
+    if report.runner != RunnerName.TRITON.value:
+        return local_ids
+    from ...ops.local_ids import triton  # here, since Triton is not everywhere
+
+    return triton.local_ids
 
 
 def _demand_versions(stored: Stored, *, copies: bool) -> bool:
