@@ -23,6 +23,14 @@ class Launch(Protocol):
 
 class JITFunction(Generic[_P, _R_co]):
     def __getitem__(self, grid: tuple[int, ...]) -> Launch: ...
+    def warmup(
+        self,
+        *args: torch.Tensor | TensorDescriptor | float | None,
+        grid: tuple[int, ...],
+        num_warps: int = ...,
+        num_stages: int = ...,
+        **constexprs: torch.Tensor | float | None,
+    ) -> CompiledKernel | None: ...
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
 
 @overload

@@ -1,1 +1,1 @@
-"""The command line: ``moe-typed plan``, ``run``, ``demo``."""
+"""The command line: ``moe-typed plan``, ``run``, ``demo``, ``formats``, ``tune``."""

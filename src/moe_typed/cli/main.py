@@ -1,6 +1,6 @@
 """The ``moe-typed`` command.
 
-Exit codes: 0 good, 1 numerics out of tolerance, 2 bad input (with one message on standard error).
+Exit codes: 0 good, 1 numerics out of tolerance, 2 bad input (with one message on standard error), 130 tuning was interrupted.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from rich.console import Console
 from ..boundary import BoundaryError
 from ..plan import RunnerRequest, Wire
 from ..runners import UnsupportedError
-from . import demo, plan, run
+from . import demo, plan, run, tune
 from .options import RunOptions, request, whole
 from .render import print_formats
 
@@ -58,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_arguments(plan_parser)
     _add_choices(plan_parser, "auto")
     plan_parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+    tune_parser = commands.add_parser("tune", help="measure which kernels and tiles are fastest for a layer on this GPU")
+    tune.add_arguments(tune_parser)
     return parser
 
 
@@ -72,6 +75,8 @@ def _execute(arguments: argparse.Namespace, console: Console) -> int:
         case "plan":
             plan.print_report(arguments, console)
             return GOOD
+        case "tune":
+            return tune.run(arguments, console)
         case "formats":
             print_formats(console)
             return GOOD

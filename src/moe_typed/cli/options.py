@@ -49,6 +49,11 @@ def whole(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Parse whole numbers from 1 on, by commas, into ascending ones, each once. Raises: ArgumentTypeError."""
+    return tuple(sorted({whole(1)(one) for one in text.split(",")}))
+
+
 def request(runner: str, wire: str, device: str) -> Request:
     """Parse the choices. Raises: ValueError for a device that is neither the CPU nor a CUDA device that is there."""
     return Request(RunnerRequest(runner), Wire(wire), _device(device))

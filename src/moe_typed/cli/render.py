@@ -39,6 +39,8 @@ def print_plan(console: Console, report: PlanReport) -> None:
     chosen.add_row("device", f"{environment.device_name} ({environment.device})")
     chosen.add_row("dispatcher", report.dispatcher)
     chosen.add_row("runner", f"{report.runner} (asked: {problem.runner.value})")
+    if report.product_plans is not None:
+        chosen.add_row("tiles", str(report.product_plans))
     chosen.add_row("prepared weights", f"{report.prepared_weights}, which take {', '.join(report.accepts)}")
     for item in report.rejected:
         chosen.add_row("not chosen", f"{item.runner}: {item.reason.explanation} ({item.detail})")

@@ -33,7 +33,10 @@ class Launcher:
         num_warps: int,
         num_stages: int = 3,
     ) -> None:
-        """Launch ``programs`` programs on the device of the tensors, the first of which is there. Integers fit 32 bits."""
+        """Launch ``programs`` programs on the device of the tensors, the first of which is there. Integers fit 32 bits.
+
+        Over tensors on the meta device, which have no memory, it compiles for the current device and launches nothing.
+        """
         device = -1
         bits = 0
         key: list[object] = [num_warps, num_stages]
@@ -49,6 +52,9 @@ class Launcher:
             compiled = self._compiled.get(variant)
             if compiled is not None:
                 compiled[programs, 1, 1](*tensors, *scalars, *constants.values())
+                return
+            if tensors[0] is not None and tensors[0].is_meta:
+                self._kernel.warmup(*tensors, *scalars, grid=(programs,), **constants, num_warps=num_warps, num_stages=num_stages)
                 return
             compiled = self._kernel[programs,](*tensors, *scalars, **constants, num_warps=num_warps, num_stages=num_stages)
             # Which of several pointers is not aligned makes different variants; those, and what is interpreted, stay Triton's to find.

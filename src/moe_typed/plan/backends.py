@@ -88,6 +88,11 @@ class Backend(enum.Enum):
         return self in _QUANTISING
 
     @property
+    def one_route_a_row(self) -> bool:
+        """Say whether a row that arrives has one route: to the expert of its slab, segment or group."""
+        return self in _ONE_ROUTE
+
+    @property
     def carries(self) -> Mapping[Wire, type[Payload]]:
         """Return what arrives for each wire format that can be asked for; the other formats it cannot carry."""
         if self.on_npu:
@@ -133,6 +138,7 @@ _MODULES: Final[Mapping[Backend, str]] = MappingProxyType(
     }
 )
 _NPU: Final = (Backend.ASCEND_TP, Backend.DEEPEP_NORMAL_NPU, Backend.DEEPEP_LL_NPU)
+_ONE_ROUTE: Final = (Backend.DEEPEP_LL, Backend.DEEPEP_V2_EXPANDED, Backend.DEEPEP_V2_MASKED, Backend.MOONCAKE, Backend.NIXL, *_NPU)
 _QUANTISING: Final = (Backend.DEEPEP_LL, Backend.MOONCAKE, Backend.NIXL, *_NPU)
 _BY_THE_LIBRARY: Final[Mapping[Wire, type[Payload]]] = MappingProxyType({Wire.BF16: Bf16Rows, Wire.FP8_BLOCK128: Fp8Block128SlabRows})
 _BY_THE_SENDER: Final[Mapping[Wire, type[Payload]]] = MappingProxyType(

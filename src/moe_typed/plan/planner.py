@@ -1,4 +1,7 @@
-"""Choose a way through the tables for an engine that is driven by configuration. Pure: it looks at the problem and the environment alone."""
+"""Choose a way through the tables for an engine that is driven by configuration.
+
+It looks at the problem and the environment alone, but for the note on where tiles come from, for which it reads files of tuned plans.
+"""
 
 import functools
 import logging
@@ -15,6 +18,7 @@ from ..table import Row
 from .aiter_wire import wire_for_aiter
 from .backends import supports
 from .problem import Environment, MoEProblem, RunnerRequest
+from .product_plans import product_plans
 from .report import Degradation, PlanReport, Rejected, RejectReason
 from .steps import steps_of
 from .ways import DENSE_MODELS, DenseModel, WireWay, bridge, divisibility_fault, wire_ways
@@ -209,7 +213,7 @@ def plan(problem: MoEProblem, environment: Environment) -> PlanReport:
 
     A wire or a runner that is asked for by name is honoured or refused; mxfp8 for an AITER that would misread it falls back to bf16, and the report
     says so. ``auto`` takes the first way that there is, and what was passed over is in the report; a degradation is logged as well, the first time
-    that it is met. Raises: PlanError; ValueError for an unknown model dtype.
+    that it is met. Raises: PlanError; ValueError for an unknown model dtype, and for a file of tuned plans that cannot be read.
     """
     route, rejected = find_route(problem, environment)
     chosen = route.acceptance
@@ -227,4 +231,5 @@ def plan(problem: MoEProblem, environment: Environment) -> PlanReport:
         steps=steps_of(problem, DENSE_MODELS[problem.model], route.row, route.wire, route.before_experts, chosen.runner),
         rejected=rejected,
         degradations=degradations,
+        product_plans=product_plans(problem, environment) if chosen.runner is RunnerName.TRITON else None,
     )

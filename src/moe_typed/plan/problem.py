@@ -2,6 +2,7 @@
 
 import enum
 import importlib.util
+import os
 import platform
 from importlib import metadata
 from typing import Final, final
@@ -9,6 +10,7 @@ from typing import Final, final
 import attrs
 import torch
 
+from ..ops.product_plans.files import VARIABLE
 from ..runners.acceptance import RunnerName
 from ..runners.aiter import AiterFacts, gfx_of, probe_installed_aiter
 from .backends import Backend, Wire
@@ -82,7 +84,8 @@ class Environment:
 
     ``device``: "cpu", "cuda", ... ``capability``: the CUDA compute capability, (0, 0) where there is none. ``libraries``: versions by the name of
     the distribution, those of all-to-all libraries by the name of the module. ``gfx``: the architecture of an AMD GPU, such as "gfx950"; empty on any
-    other device. ``aiter``: what the installed AITER can do; None where there is none.
+    other device. ``aiter``: what the installed AITER can do; None where there is none. ``tuned``: the directory of tuned plans that the environment
+    variable MOE_TYPED_TUNED names; empty where it names none.
     """
 
     device: str
@@ -91,6 +94,7 @@ class Environment:
     libraries: dict[str, str]
     gfx: str = ""
     aiter: AiterFacts | None = None
+    tuned: str = ""
 
 
 _LIBRARIES: Final = ("torch", "triton", "amd-aiter")
@@ -100,6 +104,7 @@ def probe_environment(device: torch.device) -> Environment:
     """Return the environment of a device of this machine; imports no library that it reports."""
     libraries = {name: version for name in _LIBRARIES if (version := _version(name))}
     modules = dict.fromkeys(backend.module for backend in Backend if backend.module)
+    tuned = os.environ.get(VARIABLE, "")
     libraries |= {module: _version(module) or "unknown" for module in modules if importlib.util.find_spec(module) is not None}
     if device.type == "cuda":
         return Environment(
@@ -109,8 +114,16 @@ def probe_environment(device: torch.device) -> Environment:
             libraries=libraries,
             gfx=gfx_of(device) or "",
             aiter=probe_installed_aiter(),
+            tuned=tuned,
         )
-    return Environment(device=device.type, device_name=platform.machine(), capability=(0, 0), libraries=libraries, aiter=probe_installed_aiter())
+    return Environment(
+        device=device.type,
+        device_name=platform.machine(),
+        capability=(0, 0),
+        libraries=libraries,
+        aiter=probe_installed_aiter(),
+        tuned=tuned,
+    )
 
 
 def _version(distribution: str) -> str | None:

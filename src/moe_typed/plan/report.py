@@ -10,6 +10,7 @@ import attrs
 import cattrs
 from cattrs.preconf.json import make_converter
 
+from ..ops.product_plans.files import Source
 from .problem import Environment, MoEProblem
 
 
@@ -94,7 +95,10 @@ class Degradation:
 @final
 @attrs.frozen(kw_only=True)
 class PlanReport:
-    """A plan. ``wire``: the payload format that is sent; ``accepts``: what the prepared weights take."""
+    """A plan. ``wire``: the payload format that is sent; ``accepts``: what the prepared weights take.
+
+    ``product_plans``: where the Triton runner's choice of kernels and tiles comes from, measurements or a rule; None for the other runners.
+    """
 
     problem: MoEProblem
     environment: Environment
@@ -106,6 +110,7 @@ class PlanReport:
     steps: tuple[Step, ...]
     rejected: tuple[Rejected, ...]
     degradations: tuple[Degradation, ...]
+    product_plans: Source | None = None
 
     @property
     def bytes_moved(self) -> int:

@@ -125,9 +125,10 @@ def report(model: nn.Module, console: Console | None = None) -> tuple[LayerRepor
             table.add_row(row.layer, row.experts, f"refused: {row.refusal}", "", "")
             continue
         way = " > ".join(step.name for step in row.steps if step.kind in (StepKind.RUN, StepKind.COMBINE))
+        tiles = "" if row.plan.product_plans is None else f"; tiles {row.plan.product_plans.origin.value}"
         relaid = f", {row.relaid} relaid" if row.relaid else ""
         copied = f", {row.copied} copied" if row.copied else ""
         kept = f"{row.bytes_moved} a row{relaid}{copied}"
-        table.add_row(row.layer, row.experts, f"{row.weights}, {row.activation}: {way}", ", ".join(row.conversions) or "none", kept)
+        table.add_row(row.layer, row.experts, f"{row.weights}, {row.activation}: {way}{tiles}", ", ".join(row.conversions) or "none", kept)
     (console or Console()).print(table)
     return layers

@@ -1,28 +1,26 @@
 """Choose a plan: as it was measured for the layer where it was, else by a rule.
 
-``tuned/NAME.json`` holds what was fastest on the device of that name (spaces as underscores), for some layers, each at some numbers of tokens. A
-layer is looked up by its format, experts here, top-k and widths. Where it is found, the plan of the nearest number of tokens is taken (nearest by
-ratio). Where the device has no file, that of a device of the same compute capability is taken. Where the layer is not found, a rule counts rows an
-expert.
+Where files of tuned plans have the layer (see files), the plan of the nearest number of tokens is taken (nearest by ratio). Where they do not, a rule
+counts rows an expert.
 """
 
-import json
+from collections.abc import Mapping
 from itertools import pairwise
 from math import isqrt
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias, cast
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 
 from ..activation.spec import GROUP
+from .files import Origin, Place, Source, TunedLayer, find_layers, named_directory, read_tuned, why_missing
 from .spec import MOST_WALKED, How, Plan, Tile
 
-_TUNED: Final = Path(__file__).parent / "tuned"
-_SAME_CAPABILITY: Final = {(9, 0): "NVIDIA_H200"}
 _FORMATS: Final = {torch.bfloat16: "bf16", torch.float16: "bf16", torch.float8_e4m3fn: "fp8"}  # bf16 and fp16 take the same time
 
 _UpTo: TypeAlias = tuple[tuple[int, Plan], ...]  # up to so many tokens, this plan
-_Entry: TypeAlias = dict[str, object]
+_NO_SOURCES: Final[Mapping[int, Source]] = MappingProxyType({})
 
 
 class Layer(NamedTuple):
@@ -36,11 +34,16 @@ class Layer(NamedTuple):
 
 
 class Plans(NamedTuple):
-    """The plans of a layer on a device: by top-k where they were measured; ``wide`` says whether the wide kernel runs there, and takes the layer."""
+    """The plans of a layer on a device: by top-k where they were measured; ``wide`` says whether the wide kernel runs there, and takes the layer.
+
+    ``sources`` says where the measured ones come from, and ``why`` why there are no others.
+    """
 
     layer: Layer
     wide: bool
     tuned: dict[int, _UpTo]
+    sources: Mapping[int, Source] = _NO_SOURCES
+    why: str = "nothing was looked up"
 
     def choose(self, tokens: int, top_k: int) -> Plan:
         """Return the plan for a number of tokens."""
@@ -67,37 +70,46 @@ class Plans(NamedTuple):
 
     def without_wide(self) -> "Plans":
         """Return the plans for rows that the wide kernel cannot copy: by rule alone."""
-        return Plans(self.layer, False, {})
+        return Plans(self.layer, False, {}, why="rows or weights lie where the wide kernel cannot copy them")
+
+    def source(self, top_k: int) -> Source:
+        """Return where the plans for a number of routes a token come from."""
+        why = f"the layer was measured for top {' and '.join(map(str, self.sources))} alone" if self.sources else self.why
+        return self.sources.get(top_k, Source(Origin.RULE, "", why))
 
 
 def plans_for(device: torch.device, layer: Layer) -> Plans:
-    """Return the plans of a layer on a device."""
+    """Return the plans of a layer on a device. Raises: ValueError for a file of tuned plans that cannot be read."""
     if device.type != "cuda" or torch.version.hip is not None:
-        return Plans(layer, False, {})
-    capability = torch.cuda.get_device_capability(device)
-    wide = capability[0] == 9 and wide_takes(layer)
-    path = _TUNED / f"{torch.cuda.get_device_name(device).replace(' ', '_')}.json"
-    if not path.exists():
-        path = _TUNED / f"{_SAME_CAPABILITY.get(capability, '')}.json"
-    return Plans(layer, wide, measured(path, layer, wide=wide) if path.exists() else {})
+        return Plans(layer, False, {}, why="plans are measured on NVIDIA GPUs alone")
+    place = Place(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), named_directory())
+    return plans_at(place, layer)
+
+
+def plans_at(place: Place, layer: Layer) -> Plans:
+    """Return the plans of a layer at a place, which need not be here. Raises: ValueError for a file of tuned plans that cannot be read."""
+    wide = place.capability[0] == 9 and wide_takes(layer)
+    fmt = _FORMATS.get(layer.dtype)
+    if fmt is None:
+        return Plans(layer, wide, {}, why=f"plans for {layer.dtype} are not measured")
+    found = find_layers(place, fmt, layer.experts, layer.hidden, layer.inter)
+    tuned = {top_k: plans for top_k, (known, _) in found.items() if (plans := _up_to(known, wide=wide))}
+    sources = {top_k: source for top_k, (_, source) in found.items() if top_k in tuned}
+    why = "" if sources else why_missing(place, f"{fmt}, {layer.experts} experts here, hidden {layer.hidden}, inter {layer.inter}")
+    return Plans(layer, wide, tuned, sources, why)
 
 
 def measured(path: Path, layer: Layer, *, wide: bool) -> dict[int, _UpTo]:
     """Return what a file says of a layer, by top-k; without plans for the wide kernel where that is not for the layer."""
-    sizes = {"format": _FORMATS.get(layer.dtype), "experts": layer.experts, "hidden": layer.hidden, "inter": layer.inter}
-    found: dict[int, _UpTo] = {}
-    for entry in cast("list[_Entry]", json.loads(path.read_text())):
-        if all(entry[key] == value for key, value in sizes.items()):
-            plans = [_plan(one) for one in cast("list[_Entry]", entry["plans"])]
-            kept = [(tokens, plan) for tokens, plan in plans if wide or plan.how is not How.WIDE]
-            ends = [isqrt(tokens * following) for (tokens, _), (following, _) in pairwise(kept)]
-            found[cast("int", entry["top_k"])] = tuple((most, plan) for (_, plan), most in zip(kept, [*ends, kept[-1][0]], strict=True))
-    return found
+    sizes = (_FORMATS.get(layer.dtype), layer.experts, layer.hidden, layer.inter)
+    layers = (known for known in read_tuned(path).layers if sizes == (known.format, known.experts, known.hidden, known.inter))
+    return {known.top_k: _up_to(known, wide=wide) for known in layers}
 
 
-def _plan(known: _Entry) -> tuple[int, Plan]:
-    up, down = (Tile(*cast("list[int]", known[key])) for key in ("up", "down"))
-    return cast("int", known["tokens"]), Plan(How(known["how"]), up, down)
+def _up_to(known: TunedLayer, *, wide: bool) -> _UpTo:
+    kept = [(tuned.tokens, tuned.plan) for tuned in known.plans if wide or tuned.how is not How.WIDE]
+    ends = [isqrt(tokens * following) for (tokens, _), (following, _) in pairwise(kept)]
+    return tuple((most, plan) for (_, plan), most in zip(kept, [*ends, *(tokens for tokens, _ in kept[-1:])], strict=True))
 
 
 def wide_takes(layer: Layer) -> bool:

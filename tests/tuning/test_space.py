@@ -1,0 +1,90 @@
+"""What is tried: everything that a kernel takes and a device holds, and nothing else."""
+
+import attrs
+import pytest
+
+from moe_typed.ops.product_plans.files import LayerKey
+from moe_typed.ops.product_plans.spec import MOST_WALKED, WIDE_ROWS, How, Plan, Tile
+from moe_typed.tuning import Cell, Limits, families
+from tests.tuning.support import LIMITS
+
+QWEN = LayerKey("bf16", 128, 8, 2048, 768)
+TOKENS = (1, 2, 8, 64, 512, 4096, 16384)
+LAYERS = [
+    QWEN,
+    attrs.evolve(QWEN, format="fp8"),
+    LayerKey("bf16", 8, 2, 4096, 14336),
+    LayerKey("fp8", 8, 2, 384, 128),
+    LayerKey("bf16", 4, 1, 72, 40),
+]
+per_cell = pytest.mark.parametrize("cell", [Cell(layer, layer.experts, tokens, "uniform") for layer in LAYERS for tokens in TOKENS], ids=str)
+
+
+def plans(cell: Cell, limits: Limits = LIMITS) -> list[Plan]:
+    return [plan for family in families(cell, limits) for plan in family.plans()]
+
+
+def staged(tile: Tile, size: int, both: int) -> int:
+    return tile.stages * (tile.rows + both * tile.columns) * tile.depth * size
+
+
+@per_cell
+def test_every_plan_is_one_that_the_kernels_take(cell: Cell) -> None:
+    tried = plans(cell)
+    assert tried
+    assert len(tried) == len(set(tried))
+    is_fp8, size = cell.layer.format == "fp8", 1 if cell.layer.format == "fp8" else 2
+    for plan in tried:
+        assert plan.up.rows == plan.down.rows
+        match plan.how:
+            case How.VECTOR:
+                assert plan.up.rows == 1
+                assert 128 % plan.up.columns == 0
+                assert cell.tokens <= 16
+            case How.WIDE:
+                assert plan.up.rows == WIDE_ROWS
+            case How.WALK | How.SORTED:
+                assert plan.how is How.SORTED or cell.routes <= MOST_WALKED
+                assert staged(plan.up, size, 2) <= LIMITS.shared
+                assert staged(plan.down, size, 1) <= LIMITS.shared
+                if is_fp8:
+                    assert plan.up.depth == plan.down.depth == 128
+                    assert plan.up.columns <= 128
+                    assert cell.layer.inter % plan.up.columns == cell.layer.hidden % plan.down.columns == 0
+
+
+@per_cell
+def test_every_tile_of_a_family_is_in_a_plan(cell: Cell) -> None:
+    for family in families(cell, LIMITS):
+        assert {plan.up for plan in family.plans()} == set(family.ups)
+        assert {plan.down for plan in family.plans()} == set(family.downs)
+
+
+def test_a_device_with_less_shared_memory_is_tried_with_less() -> None:
+    cell = Cell(QWEN, 128, 64, "uniform")
+    small = attrs.evolve(LIMITS, shared=64 * 1024)
+    assert {plan.up for plan in plans(cell, small)} < {plan.up for plan in plans(cell)}
+    assert {plan.down for plan in plans(cell, small)} < {plan.down for plan in plans(cell)}
+    assert all(staged(plan.up, 2, 2) <= small.shared for plan in plans(cell, small) if plan.how is not How.VECTOR)
+
+
+def test_the_wide_kernel_is_tried_where_it_runs_and_takes_the_layer() -> None:
+    def hows(layer: LayerKey, limits: Limits) -> set[How]:
+        return {family.how for family in families(Cell(layer, layer.experts, 4096, "uniform"), limits)}
+
+    assert How.WIDE in hows(QWEN, LIMITS)
+    assert How.WIDE not in hows(QWEN, attrs.evolve(LIMITS, capability=(8, 0)))
+    assert How.WIDE not in hows(attrs.evolve(QWEN, hidden=2016), LIMITS)
+
+
+def test_heights_follow_the_routes_an_expert_of_all_ranks() -> None:
+    here = attrs.evolve(QWEN, experts=16)
+    apart = families(Cell(here, 128, 512, "uniform"), LIMITS)
+    alone = families(Cell(here, 16, 512, "uniform"), LIMITS)
+    assert {family.ups[0].rows for family in apart} == {32, 64, WIDE_ROWS}
+    assert {family.ups[0].rows for family in alone} == {64, WIDE_ROWS}
+
+
+def test_quantised_and_other_rows_between_the_products_are_not_mixed() -> None:
+    for family in families(Cell(attrs.evolve(QWEN, format="fp8"), 128, 64, "uniform"), LIMITS):
+        assert len({plan.quantises() for plan in family.plans()}) == 1
