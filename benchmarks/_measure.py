@@ -1,55 +1,21 @@
 """How kernels are timed here: replays of one CUDA graph over rotating inputs with a cold L2, and a loop of calls from Python.
 
-A graph holds one call for each set of inputs, and its time is divided by their number: what is left of launching is about what one empty kernel
-takes (``empty_kernel``). A floor is the bytes that must move (inputs once, outputs once) at the bandwidth of a large copy, plus that.
+A floor is the bytes that must move (inputs once, outputs once) at the bandwidth of a large copy, plus what one empty kernel takes
+(``empty_kernel``).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from statistics import median, quantiles
-from typing import Final, NamedTuple, TypeAlias
 
 import torch
 import triton
 
-Call: TypeAlias = Callable[[], object]
+from moe_typed.tuning.measure import NOT_TIMED, Call, Timing, in_graph
 
-_FLUSHED_BYTES = 256 * 2**20  # several times any L2 of today; the H200's is 60 MB
+__all__ = ["NOT_TIMED", "Call", "Timing", "copy_bandwidth", "empty_kernel", "environment", "from_python", "in_graph"]
+
 _COPIED_BYTES = 4 * 2**30
-
-
-class Timing(NamedTuple):
-    """Microseconds of one call on the GPU: the median of the replays, and their 10th and 90th percentiles."""
-
-    median: float
-    p10: float
-    p90: float
-
-
-NOT_TIMED: Final = Timing(float("nan"), float("nan"), float("nan"))
-
-
-def in_graph(calls: Sequence[Call], replays: int = 30) -> Timing:
-    """Return the time of one call in a graph of all ``calls``, each replay with a cold L2."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    flushed = torch.empty(_FLUSHED_BYTES // 4, dtype=torch.int32, device="cuda")
-    pairs = [(torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)) for _ in range(replays + 3)]
-    for start, end in pairs:
-        flushed.zero_()
-        start.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    times = [start.elapsed_time(end) * 1e3 / len(calls) for start, end in pairs[3:]]
-    tenths = quantiles(times, n=10)
-    return Timing(median(times), tenths[0], tenths[-1])
 
 
 def from_python(calls: Sequence[Call], seconds: float = 0.02) -> float:

@@ -39,7 +39,7 @@ LEVELS: Final = (
     ("experts",),
     ("dispatchers",),
     ("plan",),
-    ("capture", "checkpoints", "integrations"),
+    ("capture", "checkpoints", "integrations", "tuning"),
     ("cli",),
 )
 LEVEL: Final = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

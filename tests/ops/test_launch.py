@@ -34,6 +34,9 @@ class Jitted:
 
         return launch
 
+    def warmup(self, *arguments: object, grid: tuple[int, ...], **constants: object) -> None:
+        self.launches.append(("warmup", grid, (*arguments, *constants.items())))
+
 
 def launcher(*, interpreted: bool = False) -> tuple[Launcher, Jitted]:
     jitted = Jitted(interpreted=interpreted)
@@ -90,3 +93,11 @@ def test_interpreted_kernels_are_interpreted_each_time() -> None:
     for _ in range(2):
         launch(1, (torch.zeros(4),), (), {}, num_warps=1)
     assert [how for how, _, _ in jitted.launches] == ["jitted", "jitted"]
+
+
+def test_over_tensors_without_memory_it_compiles_and_launches_nothing() -> None:
+    launch, jitted = launcher()
+    shape = torch.empty(4, device="meta")
+    for _ in range(2):  # nothing is kept that could be launched
+        launch(3, (shape, None), (5,), {"K": 2}, num_warps=1)
+    assert jitted.launches == [("warmup", (3,), (shape, None, 5, ("K", 2), ("num_warps", 1), ("num_stages", 3)))] * 2

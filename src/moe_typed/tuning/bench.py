@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 from typing import Final, NamedTuple, final
@@ -16,7 +17,6 @@ from triton.errors import TritonError
 from triton.runtime import driver
 from typing_extensions import override
 
-from .. import __version__
 from ..formats import Bf16ExpertWeights, Bf16Rows, Fp8Block128ExpertWeights, GateUp, Payload, quantize_fp8_block128
 from ..ops.activation.spec import GROUP
 from ..ops.product_plans.files import LayerKey
@@ -37,7 +37,6 @@ _LOADS: Final = {"uniform": UniformLoad(), "zipf": ZipfLoad()}
 _TOLERANCE: Final = {"bf16": 1.5e-2, "fp8": 8e-2}
 _CHECKED: Final = 16  # tokens that are compared with float32
 _OPS: Final = Path(__file__).parent.parent / "ops"
-_KERNELS: Final = ("_launch.py", "activation", "align", "down_product", "sum_routes", "up_product", "wide_product")
 _ANY: Final = 2**31  # tokens
 
 
@@ -56,7 +55,7 @@ class CudaMeasurer(Measurer):
             shared = driver.active.utils.get_device_properties(self._device.index)["max_shared_mem"]
         limits = Limits(shared, torch.cuda.get_device_capability(self._device))
         name = torch.cuda.get_device_name(self._device)
-        self._machine = Machine(name, limits, torch.__version__, triton.__version__, __version__, digest_kernels())
+        self._machine = Machine(name, limits, torch.__version__, triton.__version__, _version(), digest_kernels())
 
     @property
     @override
@@ -77,9 +76,16 @@ class CudaMeasurer(Measurer):
         self._compilers.close()
 
 
+def _version() -> str:
+    try:
+        return metadata.version("moe-typed")
+    except metadata.PackageNotFoundError:
+        return "unknown"  # a source tree that is not installed; the digest tells its kernels apart
+
+
 def digest_kernels() -> str:
-    """Return a digest of the source of all kernels that a plan runs."""
-    files = (file for name in _KERNELS for file in (sorted((_OPS / name).glob("*.py")) or [_OPS / name]))
+    """Return a digest of the source of all kernels."""
+    files = (file for file in sorted(_OPS.rglob("*.py")) if file.parent.name != "product_plans")
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
