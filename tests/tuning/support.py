@@ -1,6 +1,6 @@
 """A measurer without a device: times are a formula, and it can be interrupted at any call."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 from typing_extensions import override
@@ -42,7 +42,7 @@ class FakeMeasurer(Measurer):
 
     @override
     @contextmanager
-    def open(self, cell: Cell) -> Iterator[CellMeasurer]:
+    def open(self, cell: Cell) -> Generator[CellMeasurer]:
         self.opened.append(cell)
         self.tick()
         try:

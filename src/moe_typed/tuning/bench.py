@@ -1,7 +1,7 @@
 """Measure plans on an NVIDIA GPU: random weights, rows and routes; every plan's result is compared before it is timed."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
@@ -64,7 +64,7 @@ class CudaMeasurer(Measurer):
 
     @override
     @contextmanager
-    def open(self, cell: Cell) -> Iterator[CellMeasurer]:
+    def open(self, cell: Cell) -> Generator[CellMeasurer]:
         with torch.cuda.device(self._device):
             if self._made is None or self._made[0] != cell.layer:
                 self._made = None  # before the next weights are made

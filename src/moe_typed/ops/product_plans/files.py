@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias, final
+from typing import Final, TypeAlias, cast, final
 
 import attrs
 import cattrs
@@ -116,9 +116,11 @@ class TunedFile:
 
 
 def _structure_tile(value: object, _: type) -> Tile:
-    if not isinstance(value, list) or len(value) not in (5, 6) or not all(type(one) is int and one > 0 for one in value):
+    sizes = cast("list[object]", value) if isinstance(value, list) else []
+    numbers = [one for one in sizes if isinstance(one, int) and one > 0]
+    if len(numbers) != len(sizes) or len(sizes) not in (5, 6):
         raise ValueError(f"a tile is [rows, columns, depth, warps, stages, group], whole numbers from 1 on; got {value}")
-    return Tile(*value)
+    return Tile(*numbers)
 
 
 def _make_converter() -> cattrs.Converter:
