@@ -82,7 +82,8 @@ class Compilers:
 
 def _begin(device: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that measures is the one that is interrupted, and ends this one
-    torch.cuda.set_device(device)
+    if device:  # setting the device makes a context of some hundred MB, which compiling does not need
+        torch.cuda.set_device(device)
 
 
 def _compile(job: _Job) -> None:
