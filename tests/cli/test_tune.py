@@ -56,7 +56,7 @@ def test_the_bar_shows_cell_candidate_best_and_time_left(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_interruption_exits_with_130_and_says_how_to_go_on(tmp_path: Path, again: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed = tune(tmp_path, FakeMeasurer(interrupt=400), again=again)
+    code, printed = tune(tmp_path, FakeMeasurer(interrupt=200), again=again)
     assert code == INTERRUPTED
     message = capsys.readouterr().err
     assert message.startswith("moe-typed: interrupted; what was measured is in ")

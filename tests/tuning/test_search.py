@@ -57,7 +57,8 @@ def test_no_plan_is_measured_twice_before_the_finals_and_all_are_compiled_before
     assert len(tried) == len(set(tried))
     assert measurer.timed[: len(tried)] == tried
     assert len(measurer.compiled) == len(set(measurer.compiled))
-    assert {plan for family in families(cell(), LIMITS) for plan in family.plans()} == set(measurer.compiled)
+    assert {(plan.how, plan.up) for plan in measurer.timed} == {(plan.how, plan.up) for plan in measurer.compiled}
+    assert {(plan.how, plan.down) for plan in measurer.timed} == {(plan.how, plan.down) for plan in measurer.compiled}
     finals = measurer.timed[len(tried) :]
     assert len(finals) == 5 * len(set(finals))
     assert finals[: len(set(finals))] == finals[len(set(finals)) : 2 * len(set(finals))][::-1], "no plan is always the first of a round"
@@ -71,6 +72,17 @@ def test_a_family_that_is_far_slower_is_left(tmp_path: Path) -> None:
     run(tmp_path, measurer, cell(tokens=1))
     vectors = {plan for plan in measurer.timed if plan.how is How.VECTOR}
     assert len(vectors) <= 2, "the plan by rule, and the first of the family"
+
+
+def test_of_two_ways_to_find_routes_the_slower_is_tried_with_the_best_tiles_alone(tmp_path: Path) -> None:
+    def sorting_wins_late(plan: Plan) -> float:
+        first = plan.up == families(cell(), LIMITS)[1].ups[0] and plan.down == families(cell(), LIMITS)[1].downs[0]
+        return by_size(plan) + (0.0 if plan.how is not How.SORTED or first else -20.0)
+
+    measurer = FakeMeasurer(sorting_wins_late)
+    run(tmp_path, measurer, cell())
+    assert len({plan for plan in measurer.timed if plan.how is How.SORTED}) < len({plan for plan in measurer.timed if plan.how is How.WALK}) / 2
+    assert won(tmp_path, 8).how is How.SORTED
 
 
 def test_plans_that_fail_are_counted_and_do_not_win(tmp_path: Path) -> None:

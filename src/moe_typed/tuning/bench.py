@@ -1,8 +1,9 @@
 """Measure plans on an NVIDIA GPU: random weights, rows and routes; every plan's result is compared before it is timed."""
 
 import hashlib
+import io
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -141,7 +142,8 @@ class _CudaCell(CellMeasurer):
         try:
             runner = self._forced(plan)
             if plan not in self._checked:
-                self._check(runner)
+                with redirect_stdout(io.StringIO()):  # Triton prints the whole assembly of what it cannot assemble
+                    self._check(runner)
                 self._checked.add(plan)
             return fmean(in_graph([partial(runner.run, draw.rows)], replays).median for draw in self._draws)
         except torch.OutOfMemoryError:

@@ -6,10 +6,11 @@ Kernels are compiled over tensors on the meta device: with the shapes of the lay
 import functools
 import multiprocessing
 import os
-import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Final, NamedTuple, final
 
 import attrs
@@ -81,9 +82,20 @@ class Compilers:
 
 
 def _begin(device: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that measures is the one that is interrupted, and ends this one
+    os.setsid()  # the process that measures is the one that is interrupted; here it would end the assembler, and call that a bug of Triton
+    with Path(os.devnull).open("w") as nowhere:  # Triton prints the whole assembly of what it cannot assemble
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if device:  # setting the device makes a context of some hundred MB, which compiling does not need
         torch.cuda.set_device(device)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _compile(job: _Job) -> None:

@@ -1,8 +1,9 @@
 """Find the fastest plans of cells, and keep what is found on disk.
 
-Each family of plans is tried with its first tiles; those that are far slower than the best are left. In the others every tile of the first product is
-tried beside one of the second, and then every tile of the second beside the best of the first. The fastest plans of all, the plan that was used so
-far and the plan by rule are then measured side by side, in turns; the one that was used so far stays unless another is clearly faster.
+Each family of plans is tried with its first tiles; those that are far slower than the best are left, and of two that differ in how routes are found,
+the slower one. In the others every tile of the first product is tried beside one of the second, and then every tile of the second beside the best of
+the first. The fastest of them are tried with routes found in the other way as well. The fastest plans of all, the plan that was used so far and the
+plan by rule are then measured side by side, in turns; the one that was used so far stays unless another is clearly faster.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from typing import Final, final
 
 from ..ops.product_plans.choose import Layer, plans_at
 from ..ops.product_plans.files import CONVERTER, Conditions, Place, TunedPlan
-from ..ops.product_plans.spec import Plan
+from ..ops.product_plans.spec import How, Plan
 from ..runners import UnsupportedError
 from .journal import Journal
 from .measurer import CellMeasurer, DeviceLostError, Machine, Measurer, PlanFailed
@@ -23,9 +24,10 @@ from .store import Store
 
 _METHOD: Final = 1  # goes up when plans are measured in another way, so that old times are not taken for new ones
 _REPLAYS: Final = 7
-_FAR: Final = 1.6  # times the best of the first tiles: a family beyond it is left
+_FAR: Final = 1.3  # times the best of the first tiles: a family beyond it is left
 _FIRST_TRIES: Final = 3  # first tiles that may fail before a family is left
 _FINALISTS: Final = 4
+_TWINS: Final = {How.WALK: How.SORTED, How.SORTED: How.WALK}  # the same tiles, with routes found in the other way
 _ROUNDS: Final = 5
 _ROUND_REPLAYS: Final = 9
 
@@ -53,7 +55,6 @@ def tune(cells: Sequence[Cell], measurer: Measurer, store: Store, *, again: bool
         yield Started(cell, sum(len(family.plans()) for family in tried), len(journal))
         with measurer.open(cell) as bench:
             search = _Search(cell, bench, journal)
-            yield from search.compile([plan for family in tried for plan in family.plans()])
             used, by_rule = plans_so_far(cell, machine, store)
             yield from search.over(tried, (used, by_rule))
             rounds = search.side_by_side((used, by_rule))
@@ -101,25 +102,39 @@ class _Search:
         self._times: dict[Plan, float] = {}
         self.tried = self.failed = 0
 
-    def compile(self, plans: Sequence[Plan]) -> Iterator[Compiled]:
+    def _compile(self, plans: Sequence[Plan]) -> Iterator[Compiled]:
         """Compile the plans that are not known yet."""
         missing = [plan for plan in dict.fromkeys(plans) if self._journal.known(plan) is None]
         for done in self._bench.compile(missing):
             yield Compiled(self._cell, done, len(missing))
 
-    def over(self, tried: Sequence[Family], others: Sequence[Plan]) -> Iterator[Tried]:
+    def over(self, tried: Sequence[Family], others: Sequence[Plan]) -> Iterator[Compiled | Tried]:
         """Try the others, and the families."""
+        yield from self._compile([*others, *(family.plans()[0] for family in tried)])
         for plan in dict.fromkeys(others):
             yield from self._try(plan)
-        started: list[tuple[float, Family]] = []
+        started: dict[Family, float] = {}
         for family in tried:
             us = yield from self._first(family)
             if us is not None:
-                started.append((us, family))
-        far = _FAR * min((us for us, _ in started), default=0.0)
-        for us, family in started:
-            if us <= far:
-                yield from self._descend(family)
+                started[family] = us
+        far = _FAR * min(started.values(), default=0.0)
+        chosen = [family for family, us in started.items() if us <= far and not self._has_faster_twin(family, started)]
+        yield from self._compile([plan for family in chosen for plan in family.plans()])
+        for family in chosen:
+            yield from self._descend(family)
+        yield from self._try_twins({family.how for family in tried})
+
+    def _has_faster_twin(self, family: Family, started: Mapping[Family, float]) -> bool:
+        twin = Family(_TWINS.get(family.how, family.how), family.ups, family.downs)
+        return started.get(twin, started[family]) < started[family]
+
+    def _try_twins(self, hows: set[How]) -> Iterator[Compiled | Tried]:
+        fastest = [plan for plan in sorted(self._times, key=lambda plan: self._times[plan]) if plan.how in _TWINS][:_FINALISTS]
+        twins = [plan._replace(how=_TWINS[plan.how]) for plan in fastest if _TWINS[plan.how] in hows]
+        yield from self._compile(twins)
+        for plan in twins:
+            yield from self._try(plan)
 
     def side_by_side(self, others: Sequence[Plan]) -> dict[Plan, list[float]]:
         """Return the times of the fastest plans and of the others that run, a time a round. Raises: UnsupportedError where nothing runs."""
