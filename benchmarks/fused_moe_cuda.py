@@ -19,21 +19,11 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks import _measure as measure
-from moe_typed import (
-    Bf16ExpertWeights,
-    Bf16Rows,
-    Fp8Block128ExpertWeights,
-    GateUp,
-    LocalIds,
-    Payload,
-    Routing,
-    Settled,
-    SiluAndMul,
-    quantize_fp8_block128,
-)
-from moe_typed.runners.triton import prepare_triton
+from moe_typed import Bf16ExpertWeights, Bf16Rows, LocalIds, Payload, Routing, Settled, quantize_fp8_block128
+from moe_typed.ops.product_plans.files import LayerKey
 from moe_typed.runners.triton.runner import TritonRunner
 from moe_typed.stages import FlatRowsInput
+from moe_typed.tuning.layers import random_weights, tuned_runner
 
 TOKENS: Final = (1, 8, 64, 512, 4096, 16384)
 _BANDWIDTH, _BF16_RATE = 4.3e6, 790e6  # bytes and operations in a microsecond: ceilings measured on an H200
@@ -108,33 +98,13 @@ class Layer(NamedTuple):
     w13: Tensor
     w2: Tensor
     scales: tuple[Tensor, Tensor] | None
-
-    def runner(self) -> TritonRunner:
-        if self.scales is None:
-            made = prepare_triton(Bf16ExpertWeights(self.w13, self.w2, GateUp)).runner(SiluAndMul())
-        else:
-            made = prepare_triton(Fp8Block128ExpertWeights(self.w13, self.w2, *self.scales, GateUp)).runner(SiluAndMul())
-        if not isinstance(made, TritonRunner):
-            raise TypeError(f"the tuned runner is what is timed here; these weights and silu made {type(made).__qualname__}")
-        return made
-
-
-def _normal(experts: int, rows: int, columns: int, std: float, dtype: torch.dtype) -> Tensor:
-    out = torch.empty(experts, rows, columns, dtype=dtype, device="cuda")
-    for expert in range(experts):
-        out[expert] = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda").normal_(std=std).to(dtype)
-    return out
+    runner: TritonRunner
 
 
 def make_layer(shape: Shape, fmt: str) -> Layer:
-    experts, _, _, hidden, inter = shape
-    sizes = (2 * inter, hidden), (hidden, inter)
-    if fmt == "bf16":
-        w13, w2 = (_normal(experts, rows, columns, columns**-0.5, torch.bfloat16) for rows, columns in sizes)
-        return Layer(shape, w13, w2, None)
-    w13, w2 = (_normal(experts, rows, columns, 1.0, torch.float8_e4m3fn) for rows, columns in sizes)
-    s13, s2 = ((torch.rand(experts, rows // 128, columns // 128, device="cuda") + 0.5) * columns**-0.5 for rows, columns in sizes)
-    return Layer(shape, w13, w2, (s13, s2))
+    weights = random_weights(LayerKey(fmt, shape.experts, shape.top_k, shape.hidden, shape.inter))
+    scales = None if isinstance(weights, Bf16ExpertWeights) else (weights.w13_scale, weights.w2_scale)
+    return Layer(shape, weights.w13, weights.w2, scales, tuned_runner(weights))
 
 
 def make_routing(shape: Shape, tokens: int, load: str) -> Routing[LocalIds]:
@@ -184,8 +154,8 @@ def torch_grouped(layer: Layer, rows: Tensor, routing: Routing[LocalIds]) -> Ten
     return torch.zeros_like(rows).index_add_(0, source, torch.where(weights[:, None] != 0, found * weights[:, None], 0.0).to(rows.dtype))
 
 
-def cell(name: str, fmt: str, load: str, layer: Layer, runner: TritonRunner, tokens: int) -> Row:
-    shape = layer.shape
+def cell(name: str, fmt: str, load: str, layer: Layer, tokens: int) -> Row:
+    shape, runner = layer.shape, layer.runner
     data = torch.randn(tokens, shape.hidden, device="cuda", dtype=torch.bfloat16)
     payload: Payload = Bf16Rows(data) if fmt == "bf16" else quantize_fp8_block128.run(Bf16Rows(data))
     routing = make_routing(shape, tokens, load)
@@ -215,11 +185,10 @@ def cells(shapes: Sequence[str], tokens: Sequence[int], loads: Sequence[str]) ->
             if fmt == "fp8" and SHAPES[name].hidden % 128:
                 continue
             layer = make_layer(SHAPES[name], fmt)
-            runner = layer.runner()
             for load in loads:
                 for count in tokens:
-                    yield cell(name, fmt, load, layer, runner, count)
-            del layer, runner
+                    yield cell(name, fmt, load, layer, count)
+            del layer
             torch.cuda.empty_cache()
 
 

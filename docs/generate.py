@@ -21,6 +21,7 @@ from moe_typed.plan.ways import DENSE_MODELS, bridge
 from moe_typed.runners.acceptance import ACCEPTANCE, RunnerName, accepted_by
 from moe_typed.stages import RunnerInput
 from moe_typed.table import TRANSITIONS, Row
+from moe_typed.tuning.space import ROUTES, TILES
 
 ROOT: Final = Path(__file__).parent.parent
 _PART: Final = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -151,6 +152,17 @@ def transformers_classes() -> str:
             groups.setdefault((need.weights, need.order, activation), []).append(f"`{need.experts}`")
     rows = [(", ".join(names), f"`{weights}`", order, activation) for (weights, order, activation), names in groups.items()]
     return _table(("classes", "weights of a bf16 model", "gate and up", "between the products"), (*rows, *refused))
+
+
+def tuning_space() -> str:
+    """Return what tuning tries of tiles, by format and height."""
+    head = ("weights", "rows", "routes an expert", "columns of the first product", "of the second", "depth", "stages", "warps", "blocks side by side")
+    rows: list[tuple[str, ...]] = []
+    for (fmt, height), sizes in TILES.items():
+        least, most = ROUTES[height]
+        routes = f"above {least}" if most > 2**30 else f"up to {most}" if not least else f"{least} to {most}"
+        rows.append((fmt, str(height), routes, *(", ".join(map(str, sorted(values))) for values in sizes)))
+    return _table(head, rows)
 
 
 @attrs.frozen
@@ -358,6 +370,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "transitions": transitions,
     "diagram": diagram,
     "transformers-classes": transformers_classes,
+    "tuning-space": tuning_space,
     "figures-routing": figures_routing,
     "figures-quantize": figures_quantize,
     "figures-wire": figures_wire,

@@ -18,17 +18,16 @@ from triton.errors import TritonError
 from triton.runtime import driver
 from typing_extensions import override
 
-from ..formats import Bf16ExpertWeights, Bf16Rows, Fp8Block128ExpertWeights, GateUp, Payload, quantize_fp8_block128
-from ..ops.activation.spec import GROUP
+from ..formats import Bf16Rows, Payload, quantize_fp8_block128
 from ..ops.product_plans.files import LayerKey
 from ..ops.product_plans.spec import Plan
 from ..routing import UniformLoad, ZipfLoad, localize
 from ..runners import SiluAndMul, UnsupportedError, reference_experts
 from ..runners.aiter import gfx_of
-from ..runners.triton import prepare_triton
 from ..runners.triton.runner import TritonRunner
 from ..stages import FlatRowsInput
 from .compiling import Compilers
+from .layers import random_weights, tuned_runner
 from .measure import in_graph
 from .measurer import CellMeasurer, DeviceLostError, Machine, Measurer, PlanFailed
 from .space import Cell, Limits
@@ -69,7 +68,7 @@ class CudaMeasurer(Measurer):
         with torch.cuda.device(self._device):
             if self._made is None or self._made[0] != cell.layer:
                 self._made = None  # before the next weights are made
-                self._made = (cell.layer, _make_runner(cell.layer))
+                self._made = (cell.layer, tuned_runner(random_weights(cell.layer)))
             yield _CudaCell(cell, self._made[1], self._compilers)
 
     def close(self) -> None:
@@ -88,27 +87,6 @@ def digest_kernels() -> str:
     """Return a digest of the source of all kernels."""
     files = (file for file in sorted(_OPS.rglob("*.py")) if file.parent.name != "product_plans")
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
-
-
-def _make_runner(layer: LayerKey) -> TritonRunner:
-    """Return the runner over random weights, scaled so that rows keep their size."""
-    (w13, s13), (w2, s2) = (_weights(layer, rows, columns) for rows, columns in ((2 * layer.inter, layer.hidden), (layer.hidden, layer.inter)))
-    if s13 is None or s2 is None:
-        runner = prepare_triton(Bf16ExpertWeights(w13, w2, GateUp)).runner(SiluAndMul())
-    else:
-        runner = prepare_triton(Fp8Block128ExpertWeights(w13, w2, s13, s2, GateUp)).runner(SiluAndMul())
-    if not isinstance(runner, TritonRunner):
-        raise TypeError(f"silu is among the tuned runner's activations, but made {type(runner).__qualname__}")
-    return runner
-
-
-def _weights(layer: LayerKey, rows: int, columns: int) -> tuple[Tensor, Tensor | None]:
-    is_fp8, std = layer.format == "fp8", columns**-0.5
-    made = torch.empty(layer.experts, rows, columns, dtype=torch.float8_e4m3fn if is_fp8 else torch.bfloat16, device="cuda")
-    for matrix in made:  # one at a time: normal numbers in bfloat16 before they are rounded
-        matrix.copy_(torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda").normal_(std=1.0 if is_fp8 else std))
-    scale = (torch.rand(layer.experts, rows // GROUP, columns // GROUP, device="cuda") + 0.5) * std if is_fp8 else None
-    return made, scale
 
 
 class _Draw(NamedTuple):

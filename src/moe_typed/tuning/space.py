@@ -65,8 +65,8 @@ class Family:
         return (*over_ups, *(Plan(self.how, self.ups[0], down) for down in self.downs[1:]))
 
 
-class _Tried(NamedTuple):
-    """What is tried of tiles of one height; columns of the first product are pairs."""
+class Sizes(NamedTuple):
+    """What is tried of tiles of one height, in this order; columns of the first product are pairs."""
 
     ups: tuple[int, ...]
     downs: tuple[int, ...]
@@ -76,18 +76,18 @@ class _Tried(NamedTuple):
     groups: tuple[int, ...]
 
 
-_TILES: Final = {
-    ("bf16", 16): _Tried((64, 32, 128), (128, 64, 32), (128, 64, 256), (3, 4, 5), (4,), (1,)),
-    ("bf16", 32): _Tried((64, 128), (128, 64), (64, 128), (4, 3), (4, 8), (1,)),
-    ("bf16", 64): _Tried((128, 64), (128, 256), (64,), (4, 3), (4, 8), (1, 8)),
-    ("bf16", 128): _Tried((64, 128), (128, 256), (64,), (3, 4), (8, 4), (8, 1)),
-    ("fp8", 16): _Tried((32, 64, 128), (128, 64, 32, 256), (GROUP,), (3, 4, 5, 2), (4, 8), (1,)),
-    ("fp8", 32): _Tried((64, 128), (128, 64, 256), (GROUP,), (3, 4, 2), (4, 8), (1,)),
-    ("fp8", 64): _Tried((128, 64), (128, 256), (GROUP,), (4, 3, 2), (8, 4), (1, 8)),
-    ("fp8", 128): _Tried((64,), (128, 64), (GROUP,), (3, 4, 2), (8,), (8, 1)),
+TILES: Final = {
+    ("bf16", 16): Sizes((64, 32, 128), (128, 64, 32), (128, 64, 256), (3, 4, 5), (4,), (1,)),
+    ("bf16", 32): Sizes((64, 128), (128, 64), (64, 128), (4, 3), (4, 8), (1,)),
+    ("bf16", 64): Sizes((128, 64), (128, 256), (64,), (4, 3), (4, 8), (1, 8)),
+    ("bf16", 128): Sizes((64, 128), (128, 256), (64,), (3, 4), (8, 4), (8, 1)),
+    ("fp8", 16): Sizes((32, 64, 128), (128, 64, 32, 256), (GROUP,), (3, 4, 5, 2), (4, 8), (1,)),
+    ("fp8", 32): Sizes((64, 128), (128, 64, 256), (GROUP,), (3, 4, 2), (4, 8), (1,)),
+    ("fp8", 64): Sizes((128, 64), (128, 256), (GROUP,), (4, 3, 2), (8, 4), (1, 8)),
+    ("fp8", 128): Sizes((64,), (128, 64), (GROUP,), (3, 4, 2), (8,), (8, 1)),
 }
 # For how many routes an expert a height is tried: on average, above the first and up to the second.
-_ROUTES: Final = {16: (0, 24), 32: (6, 96), 64: (12, 512), 128: (32, 2**31)}
+ROUTES: Final = {16: (0, 24), 32: (6, 96), 64: (12, 512), 128: (32, 2**31)}
 
 
 def families(cell: Cell, limits: Limits) -> tuple[Family, ...]:
@@ -111,7 +111,7 @@ def _vectors(cell: Cell) -> Iterator[Family]:
 
 def _tiled(cell: Cell, limits: Limits) -> Iterator[Family]:
     fmt, an_expert = cell.layer.format, cell.routes / cell.routed
-    for rows, (least, most) in _ROUTES.items():
+    for rows, (least, most) in ROUTES.items():
         if not least < an_expert <= most:
             continue
         ups = _tiles(cell, limits, rows, first=True)
@@ -125,7 +125,7 @@ def _tiled(cell: Cell, limits: Limits) -> Iterator[Family]:
 
 
 def _tiles(cell: Cell, limits: Limits, rows: int, *, first: bool) -> list[Tile]:
-    tried, is_fp8 = _TILES[cell.layer.format, rows], cell.layer.format == "fp8"
+    tried, is_fp8 = TILES[cell.layer.format, rows], cell.layer.format == "fp8"
     size, width = (1 if is_fp8 else 2), (cell.layer.inter if first else cell.layer.hidden)
     found: list[Tile] = []
     for columns, depth, stages, warps, group in product(tried.ups if first else tried.downs, tried.depths, tried.stages, tried.warps, tried.groups):
