@@ -23,11 +23,7 @@ def random_weights(layer: LayerKey) -> MeasuredWeights:
 
 def tuned_runner(weights: MeasuredWeights) -> TritonRunner:
     """Return the runner that follows product plans, with silu."""
-    match weights:
-        case Bf16ExpertWeights():
-            runner = prepare_triton(weights).runner(SiluAndMul())
-        case Fp8Block128ExpertWeights():
-            runner = prepare_triton(weights).runner(SiluAndMul())
+    runner = prepare_triton(weights).runner(SiluAndMul())
     if not isinstance(runner, TritonRunner):
         raise TypeError(f"silu is among the tuned runner's activations, but made {type(runner).__qualname__}")
     return runner

@@ -1,5 +1,6 @@
 """What becomes of each expert layer of a model, as values and as one table."""
 
+from collections.abc import Iterable
 from typing import final
 
 import attrs
@@ -117,6 +118,12 @@ def report(model: nn.Module, console: Console | None = None) -> tuple[LayerRepor
     Bytes are those of one row's conversions, and of weights. Raises: RuntimeError before ``register``.
     """
     layers = layer_reports(model)
+    print_layers(layers, console or Console())
+    return layers
+
+
+def print_layers(layers: Iterable[LayerReport], console: Console) -> None:
+    """Print one table of expert layers."""
     table = Table(title="Expert layers", title_justify="left")
     for heading in ("layer", "class", "plan", "conversions", "bytes"):
         table.add_column(heading, overflow="fold")
@@ -130,5 +137,4 @@ def report(model: nn.Module, console: Console | None = None) -> tuple[LayerRepor
         copied = f", {row.copied} copied" if row.copied else ""
         kept = f"{row.bytes_moved} a row{relaid}{copied}"
         table.add_row(row.layer, row.experts, f"{row.weights}, {row.activation}: {way}{tiles}", ", ".join(row.conversions) or "none", kept)
-    (console or Console()).print(table)
-    return layers
+    console.print(table)
