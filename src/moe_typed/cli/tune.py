@@ -11,6 +11,7 @@ import attrs
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from ..formats import Fp8Block128ExpertWeights
 from ..ops.product_plans.files import VARIABLE
@@ -84,9 +85,10 @@ def tune_layer(options: TuneOptions, measurer: Measurer, console: Console) -> in
     machine = measurer.machine
     store = Store(options.out, machine.device, machine.limits.capability)
     # A path is no markup, and is not wrapped.
-    console.print(f"{options.cells[0].layer}, on {machine.device}: to {store.path}", markup=False, emoji=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    console.print(f"{options.cells[0].layer}, on {machine.device}: to {store.path}", markup=False, emoji=False, highlight=False, soft_wrap=True)
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))  # the others stay whole
+    columns = (text, BarColumn(12), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, expand=True, disable=not console.is_terminal) as progress:
         shown = _Shown(progress, {cell: sum(len(family.plans()) for family in families(cell, machine.limits)) for cell in options.cells})
         try:
             for happening in tune(options.cells, measurer, store, again=options.again):
@@ -98,7 +100,7 @@ def tune_layer(options: TuneOptions, measurer: Measurer, console: Console) -> in
             return INTERRUPTED
         except DeviceLostError as lost:
             raise UnsupportedError(f"{lost}. The same command goes on without this plan") from lost
-    console.print(f"export {VARIABLE}={store.directory}", markup=False, emoji=False, soft_wrap=True)
+    console.print(f"export {VARIABLE}={store.directory.resolve()}", markup=False, emoji=False, soft_wrap=True)
     return DONE
 
 
@@ -118,7 +120,7 @@ class _Shown:
             case Compiled(cell=cell, done=done, total=total):
                 self._say(cell, f"compiled {done} of {total}")
             case Tried(cell=cell, plan=plan, best=best):
-                self._say(cell, f"{_plan(plan)}, best {'none yet' if best is None else _us(best)}")
+                self._say(cell, f"best {'none yet' if best is None else _us(best)}, {_plan(plan)}")
                 self._progress.advance(self._task)
             case Skipped(cell=cell, known=known):
                 self._end(cell, f"{_us(known.us)}, {_plan(known.plan)}: measured before")
