@@ -8,7 +8,7 @@ import pytest
 from moe_typed.ops.product_plans.files import LayerKey, Origin, Place, TunedFile, source_of
 from moe_typed.ops.product_plans.spec import How, Plan
 from moe_typed.runners import UnsupportedError
-from moe_typed.tuning import Cell, Compiled, DeviceLostError, Machine, Progress, Skipped, Started, Store, Tried, Tuned, families, tune
+from moe_typed.tuning import Cell, Compiled, DeviceLostError, Machine, PlanFailed, Progress, Skipped, Started, Store, Tried, Tuned, families, tune
 from moe_typed.tuning.search import decide, plans_so_far
 from tests.tuning.support import LAYER, LIMITS, MACHINE, FakeMeasurer, by_size, cell, failing
 
@@ -92,6 +92,21 @@ def test_plans_that_fail_are_counted_and_do_not_win(tmp_path: Path) -> None:
     assert tuned.failed > 0
     assert {one.failure for one in told if isinstance(one, Tried) and one.us is None} == {"out of shared memory"}
     assert tuned.before.how is not How.WALK or tuned.before_us is None
+
+
+def test_a_plan_that_fails_in_the_finals_does_not_win(tmp_path: Path) -> None:
+    first = FakeMeasurer()
+    (before,) = (one for one in run(tmp_path / "before", first, cell()) if isinstance(one, Tuned))
+
+    def fails_later(plan: Plan) -> float:
+        if plan == before.won.plan and later.timed.count(plan) > 1:
+            raise PlanFailed("an error that comes and goes")
+        return by_size(plan)
+
+    later = FakeMeasurer(fails_later)
+    (tuned,) = (one for one in run(tmp_path, later, cell()) if isinstance(one, Tuned))
+    assert tuned.won.plan != before.won.plan
+    assert (tuned.failed, before.failed) == (1, 0)
 
 
 def test_where_nothing_runs_nothing_is_written(tmp_path: Path) -> None:

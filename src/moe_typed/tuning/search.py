@@ -139,13 +139,17 @@ class _Search:
     def side_by_side(self, others: Sequence[Plan]) -> dict[Plan, list[float]]:
         """Return the times of the fastest plans and of the others that run, a time a round. Raises: UnsupportedError where nothing runs."""
         fastest = sorted(self._times, key=lambda plan: self._times[plan])[:_FINALISTS]
-        finalists = list(dict.fromkeys((*fastest, *(plan for plan in others if plan in self._times))))
-        if not finalists:
-            raise UnsupportedError(f"no plan for {self._cell.layer} runs at {self._cell.tokens} tokens")
-        rounds: dict[Plan, list[float]] = {plan: [] for plan in finalists}
+        rounds: dict[Plan, list[float]] = {plan: [] for plan in (*fastest, *(plan for plan in others if plan in self._times))}
         for number in range(_ROUNDS):
-            for plan in finalists if number % 2 == 0 else reversed(finalists):
-                rounds[plan].append(self._bench.time(plan, _ROUND_REPLAYS))
+            for plan in list(rounds) if number % 2 == 0 else list(reversed(rounds)):
+                try:
+                    rounds[plan].append(self._bench.time(plan, _ROUND_REPLAYS))
+                except PlanFailed as failed:  # one that ran before the run was interrupted, perhaps
+                    self._journal.add(plan, None, str(failed))
+                    self.failed += 1
+                    del rounds[plan]
+        if not rounds:
+            raise UnsupportedError(f"no plan for {self._cell.layer} runs at {self._cell.tokens} tokens")
         return rounds
 
     def _first(self, family: Family) -> Generator[Tried, None, float | None]:

@@ -1,8 +1,8 @@
 """Tuned plans on disk: each change replaces a whole file at once, and keeps what others wrote to it before."""
 
-import fcntl
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -12,6 +12,9 @@ from typing import final
 import attrs
 
 from ..ops.product_plans.files import CONVERTER, LayerKey, TunedFile, TunedLayer, TunedPlan, file_name, read_tuned
+
+if sys.platform != "win32":
+    import fcntl
 
 
 @final
@@ -64,6 +67,9 @@ def _layer(key: LayerKey, plans: tuple[TunedPlan, ...]) -> TunedLayer:
 
 @contextmanager
 def _locked(directory: Path) -> Generator[None]:
+    if sys.platform == "win32":  # which has no such locks, nor Triton
+        yield
+        return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
