@@ -39,6 +39,7 @@ from typing_extensions import override
 
 from .boundary import is_strict, judged
 from .formats import Payload
+from .runners import expert_rows as to_place
 from .runners import flat_rows as to_flat
 from .runners import posts as home
 from .runners.aiter import rows as to_aiter
@@ -79,6 +80,8 @@ from .stages import (
     NixlDispatchOutput,
     RunnerInput,
     RunnerOutput,
+    SegmentRowsInput,
+    SlabRowsInput,
     StandardCombineInput,
     StandardDispatchOutput,
 )
@@ -230,6 +233,16 @@ ROWS: Final[tuple[Row, ...]] = (
     Edge(MoriEPLLDispatchOutput[Payload], MoriEPLLCombineInput, FlatRowsInput).pre(to_flat.mori_ll_pre).post(home.mori_ll_post),
     Edge(MooncakeDispatchOutput[Payload], MooncakeCombineInput, FlatRowsInput).pre(to_flat.mooncake_pre).post(home.mooncake_post),
     Edge(NixlDispatchOutput[Payload], NixlCombineInput, FlatRowsInput).pre(to_flat.nixl_pre).post(home.nixl_post),
+    # to rows that lie by expert, where they lie: the Triton runner
+    Edge(DeepEPLLDispatchOutput[Payload], DeepEPLLCombineInput, SlabRowsInput).pre(to_place.deepep_ll_in_place).post(home.deepep_ll_post),
+    Edge(MooncakeDispatchOutput[Payload], MooncakeCombineInput, SlabRowsInput).pre(to_place.mooncake_in_place).post(home.mooncake_post),
+    Edge(NixlDispatchOutput[Payload], NixlCombineInput, SlabRowsInput).pre(to_place.nixl_in_place).post(home.nixl_post),
+    Edge(DeepEPv2ExpandedDispatchOutput[Payload], DeepEPv2ExpandedCombineInput, SegmentRowsInput)
+    .pre(to_place.deepep_v2_expanded_in_place)
+    .post(home.deepep_v2_expanded_post),
+    Edge(DeepEPv2MaskedDispatchOutput[Payload], DeepEPv2ExpandedCombineInput, SegmentRowsInput)
+    .pre(to_place.deepep_v2_masked_in_place)
+    .post(home.deepep_v2_expanded_post),
     # to AITER
     Edge(StandardDispatchOutput[Payload], StandardCombineInput, AiterSinkInput).pre(to_aiter.standard_to_aiter).post(home.standard_post),
     Edge(DeepEPNormalDispatchOutput[Payload], DeepEPNormalCombineInput, AiterSinkInput)
@@ -280,9 +293,15 @@ _LOCAL = Unsupported(UnsupportedReason.ID_SPACE, "its rows have ids of this rank
 _ON_NPU = Unsupported(UnsupportedReason.DEVICE, "its rows are on an Ascend NPU, and AITER runs on AMD GPUs")
 _UNSORTED = Unsupported(UnsupportedReason.LAYOUT, "the NPU reads rows sorted by expert without gaps, which its own dispatchers alone deliver")
 _SPREAD = Unsupported(UnsupportedReason.RANKS, "activations are gathered over the ranks among which experts are cut, and here each has other rows")
+_OFF_NPU = Unsupported(UnsupportedReason.DEVICE, "its rows are on an Ascend NPU, and the runner that takes them where they lie runs on GPUs")
+_NO_SLAB = Unsupported(UnsupportedReason.LAYOUT, "its rows are not in slabs, one of equal size for each expert")
+_NO_SEGMENT = Unsupported(UnsupportedReason.LAYOUT, "its rows are not in segments, each behind the one before it, with a router weight a row")
 _ARENAS: Final = (MoriEPNormalDispatchOutput, MoriEPLLDispatchOutput)
 _NPU: Final = (AscendTPDispatchOutput, DeepEPNormalNpuDispatchOutput, DeepEPLLNpuDispatchOutput)
 _NPU_INPUTS: Final = (AscendRowsInput, AscendSlicedRowsInput)
+_SLABS: Final = (DeepEPLLDispatchOutput, MooncakeDispatchOutput, NixlDispatchOutput)
+_SEGMENTS: Final = (DeepEPv2ExpandedDispatchOutput, DeepEPv2MaskedDispatchOutput)
+_ON_GPUS: Final = tuple(row.key[0] for row in ROWS if row.key[1] is FlatRowsInput and row.key[0] not in _NPU)
 
 UNSUPPORTED: Final[Mapping[Key, Unsupported]] = MappingProxyType(
     {
@@ -290,6 +309,9 @@ UNSUPPORTED: Final[Mapping[Key, Unsupported]] = MappingProxyType(
         **{(row.key[0], AiterSlotInput): _LOCAL for row in ROWS if row.key[1] is AiterSinkInput},
         **{(variant, runner_input): _ON_NPU for variant in _NPU for runner_input in (AiterSinkInput, AiterSlotInput)},
         **{(variant, AscendSlicedRowsInput): _SPREAD for variant in (DeepEPNormalNpuDispatchOutput, DeepEPLLNpuDispatchOutput)},
+        **{(variant, runner_input): _OFF_NPU for variant in _NPU for runner_input in (SlabRowsInput, SegmentRowsInput)},
+        **{(variant, SlabRowsInput): _NO_SLAB for variant in _ON_GPUS if variant not in _SLABS},
+        **{(variant, SegmentRowsInput): _NO_SEGMENT for variant in _ON_GPUS if variant not in _SEGMENTS},
         **{(row.key[0], runner_input): _UNSORTED for row in ROWS if row.key[0] not in _NPU for runner_input in _NPU_INPUTS},
     }
 )

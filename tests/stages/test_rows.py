@@ -1,6 +1,6 @@
 """Every row of the table from end to end: what arrives at combine is what a loop over routes gives, and nothing of rows that are not live."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import ClassVar, cast, final
 
 import attrs
@@ -29,6 +29,8 @@ from moe_typed.stages import (
     MoriEPNormalDispatchOutput,
     ReceivedPerExpert,
     RunnerInput,
+    SegmentRowsInput,
+    SlabRowsInput,
     StandardCombineInput,
     StandardDispatchOutput,
     SummedRowsOutput,
@@ -101,10 +103,38 @@ class SlotRunner(Runner[AiterSlotInput, LiveRowsOutput]):
         return LiveRowsOutput(made if runner_input.output is None else runner_input.output.copy_(made))
 
 
+@final
+@attrs.frozen(eq=False)
+class PlaceRunner(Runner[SlabRowsInput | SegmentRowsInput, LiveRowsOutput]):
+    """As rows are read that lie by expert: each expert goes through its own, and the results of the others are left undefined."""
+
+    name: ClassVar[str] = "place"
+    inputs: ClassVar[tuple[type[RunnerInput], ...]] = (SlabRowsInput, SegmentRowsInput)
+    weights: Fp32ExpertWeights[GateUpOrder]
+
+    @override
+    def run(self, runner_input: SlabRowsInput | SegmentRowsInput, /) -> LiveRowsOutput:
+        rows = runner_input.payload.dequantize()
+        made = torch.full_like(rows, NAN)
+        end = 0
+        for number in range(LOCAL):
+            if isinstance(runner_input, SlabRowsInput):
+                first = number * runner_input.capacity
+                end = first + int(runner_input.received.counts[number])
+            else:
+                first = -(-end // runner_input.segments.alignment) * runner_input.segments.alignment
+                end = int(runner_input.segments.ends[number])
+            for row in range(first, end):
+                weight = 1.0 if isinstance(runner_input, SlabRowsInput) else float(runner_input.slot_weights[row])
+                made[row] = weight * expert(self.weights, number, rows[row]).float()
+        return LiveRowsOutput(made)
+
+
 def through(row: Row, weights: Fp32ExpertWeights[GateUpOrder]) -> Callable[[AnyOutput], CombineInput]:
     """Return the experts' part of a layer by one row of the table."""
-    runners: Mapping[type[RunnerInput], Callable[[Fp32ExpertWeights[GateUpOrder]], AnyRunner]]
+    runners: dict[type[RunnerInput], Callable[[Fp32ExpertWeights[GateUpOrder]], AnyRunner]]
     runners = {FlatRowsInput: reference, AiterSinkInput: SinkRunner, AiterSlotInput: SlotRunner}
+    runners |= {SlabRowsInput: PlaceRunner, SegmentRowsInput: PlaceRunner}
     return cast("Callable[[AnyOutput], CombineInput]", row.bind(runners[row.key[1]](weights)))
 
 

@@ -27,6 +27,8 @@ from ..stages import (
     MoriEPNormalDispatchOutput,
     NixlDispatchOutput,
     RunnerInput,
+    SegmentRowsInput,
+    SlabRowsInput,
     StandardDispatchOutput,
 )
 from ..table import TRANSITIONS, AnyDispatchOutput, Row, Unsupported
@@ -149,7 +151,7 @@ _BY_THE_NPU: Final[Mapping[Wire, type[Payload]]] = MappingProxyType({Wire.BF16: 
 
 RUNNER_INPUTS: Final[Mapping[RunnerName, tuple[type[RunnerInput], ...]]] = MappingProxyType(
     {
-        RunnerName.TRITON: (FlatRowsInput,),
+        RunnerName.TRITON: (SlabRowsInput, SegmentRowsInput, FlatRowsInput),
         RunnerName.AITER: (AiterSlotInput, AiterSinkInput),
         RunnerName.ASCEND: (AscendRowsInput,),
         RunnerName.REFERENCE: (FlatRowsInput,),

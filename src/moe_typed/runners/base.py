@@ -1,11 +1,11 @@
 """The bases of runners and of the weights that are prepared for them."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar, final, get_args, get_origin
+from typing import Annotated, ClassVar, Generic, TypeVar, final, get_args, get_origin
 
-from ..boundary import BoundaryError, boundary
+from ..boundary import BoundaryError, Rename, boundary
 from ..formats import ExpertWeights, GateUpOrder, Payload
-from ..stages import FlatRowsInput, RunnerInput, RunnerOutput
+from ..stages import FlatRowsInput, RunnerInput, RunnerOutput, SegmentRowsInput, SlabRowsInput
 from .activations import Activation
 from .errors import UnsupportedError as UnsupportedError
 from .widths import ANY_WIDTHS, Widths
@@ -37,6 +37,15 @@ class FlatRowsMeetWeights:
 
     weights: ExpertWeights[GateUpOrder]
     runner_input: FlatRowsInput
+
+
+@final
+@boundary
+class ExpertRowsMeetWeights:
+    """Where a runner brings rows that lie by expert and weights together: with debug on, as for flat rows."""
+
+    weights: ExpertWeights[GateUpOrder]
+    runner_input: Annotated[SlabRowsInput | SegmentRowsInput, Rename({"local_experts": "experts"})]
 
 
 class PreparedWeights(ABC, Generic[R_co, P_contra]):

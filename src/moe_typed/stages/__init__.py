@@ -39,6 +39,7 @@ from .deepep_v2 import (
     DeepEPv2PlainHandle,
     SegmentedDispatchOutput,
 )
+from .expert_rows import SegmentRowsInput, SlabRowsInput
 from .flat_rows import FlatRowsInput, LiveRowsOutput, RouteRowsOutput, RowsOutput, SummedRowsOutput
 from .handles import Handle, HandleError, HandleWarning
 from .mori import (
@@ -148,10 +149,12 @@ __all__ = [
     "RunnerInput",
     "RunnerOutput",
     "SegmentEnds",
+    "SegmentRowsInput",
     "SegmentedDispatchOutput",
     "SlabCarry",
     "SlabCombineInput",
     "SlabDispatchOutput",
+    "SlabRowsInput",
     "SlicedRows",
     "SlicedRowsOutput",
     "StandardCarry",

@@ -26,6 +26,13 @@ class ReceivedPerExpert:
 
     counts: Annotated[Int32[Tensor, " local_experts"], _CONTIGUOUS]
 
+    def experts_of_slab(self, capacity: int) -> Tensor:
+        """Return the local expert of each row of slabs of ``capacity`` rows, -1 for a stale one: int32 (rows,); no host sync."""
+        counts = self.counts
+        expert = torch.arange(counts.shape[0], dtype=torch.int32, device=counts.device).unsqueeze(1)
+        position = torch.arange(capacity, dtype=torch.int32, device=counts.device)
+        return torch.where(position < counts.unsqueeze(1), expert, -1).view(-1)
+
 
 @final
 @boundary

@@ -83,6 +83,14 @@ class DeepEPv2PlainDispatchOutput(DispatchOutput[P_co, DeepEPv2PlainCombineInput
         self.handle.fail(error)
 
 
+def check_segments(value: object, payload: Payload, segments: SegmentEnds) -> None:
+    """Raise BoundaryError for segments beyond the rows, and for rows of segments whose data cannot be right."""
+    rows, end = payload.rows, int(segments.ends[-1])
+    if end > rows:
+        raise value_error(value, "segments", f"end at row {end}, but there are {rows} rows")
+    payload.check_live(segments.experts_of_rows(rows) >= 0)
+
+
 class SegmentedDispatchOutput(DispatchOutput[P_co, DeepEPv2ExpandedCombineInput]):
     """The base of rows that lie in one segment for each local expert."""
 
@@ -97,11 +105,8 @@ class SegmentedDispatchOutput(DispatchOutput[P_co, DeepEPv2ExpandedCombineInput]
         """Return None: gaps lie between the live rows."""
 
     def check_values(self) -> None:
-        """Raise BoundaryError for segments beyond the rows, and for rows of segments whose data cannot be right."""
-        rows = self.payload.rows
-        if int(self.segments.ends[-1]) > rows:
-            raise value_error(self, "segments", f"end at row {int(self.segments.ends[-1])}, but there are {rows} rows")
-        self.payload.check_live(self.segments.experts_of_rows(rows) >= 0)
+        """Raise BoundaryError as ``check_segments``."""
+        check_segments(self, self.payload, self.segments)
 
     @abstractmethod
     @override

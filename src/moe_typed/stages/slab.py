@@ -29,6 +29,16 @@ _CONTIGUOUS = Layout(contiguous=True)
 _SOURCE = Rename({"rows": "source_rows", "experts": "slots"})
 
 
+def check_slab(value: object, payload: Payload, received: ReceivedPerExpert, capacity: int) -> None:
+    """Raise BoundaryError for counts that do not fit the slab, and for live rows whose data cannot be right."""
+    counts = received.counts
+    if payload.rows != counts.shape[0] * capacity:
+        raise value_error(value, "payload", f"has {payload.rows} rows; {counts.shape[0]} experts of {capacity} rows have another number")
+    if bool(((counts < 0) | (counts > capacity)).any()):
+        raise value_error(value, "received", f"holds a count outside 0..{capacity}", "a receive hook that was not called leaves counts undefined")
+    payload.check_live(received.experts_of_slab(capacity) >= 0)
+
+
 class SlabDispatchOutput(DispatchOutput[P_co, C_co], Generic[P_co, C_co, H_co]):
     """The base of dispatch outputs in slabs."""
 
@@ -53,10 +63,7 @@ class SlabDispatchOutput(DispatchOutput[P_co, C_co], Generic[P_co, C_co, H_co]):
 
     def local_experts(self) -> Tensor:
         """Return the local expert of each row, -1 for a stale one: int32 (rows,); no host sync."""
-        counts = self.received.counts
-        expert = torch.arange(counts.shape[0], dtype=torch.int32, device=counts.device).unsqueeze(1)
-        position = torch.arange(self.capacity, dtype=torch.int32, device=counts.device)
-        return torch.where(position < counts.unsqueeze(1), expert, -1).view(-1)
+        return self.received.experts_of_slab(self.capacity)
 
     def unit_routing(self) -> Routing[LocalIds]:
         """Return each row's route to its one expert, with weight 1: the library's combine applies the router's."""
@@ -64,14 +71,14 @@ class SlabDispatchOutput(DispatchOutput[P_co, C_co], Generic[P_co, C_co, H_co]):
         weights = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
         return Routing(ids, weights, LocalIds, self.received.counts.shape[0], Settled(), self.origin.renormalized, ids.shape[0])
 
+    @property
+    def most_rows(self) -> int:
+        """Return how many rows can be live in all: ``capacity`` is what all ranks may send, and one of these rows goes to k experts at most."""
+        return self.capacity * min(self.origin.topk_ids.shape[1], self.received.counts.shape[0])
+
     def check_values(self) -> None:
-        """Raise BoundaryError for counts that do not fit the slab, and for live rows whose data cannot be right."""
-        counts, capacity = self.received.counts, self.capacity
-        if self.payload.rows != counts.shape[0] * capacity:
-            raise value_error(self, "payload", f"has {self.payload.rows} rows; {counts.shape[0]} experts of {capacity} rows have another number")
-        if bool(((counts < 0) | (counts > capacity)).any()):
-            raise value_error(self, "received", f"holds a count outside 0..{capacity}", "a receive hook that was not called leaves counts undefined")
-        self.payload.check_live(self.local_experts() >= 0)
+        """Raise BoundaryError as ``check_slab``."""
+        check_slab(self, self.payload, self.received, self.capacity)
 
 
 class SlabCombineInput(CombineInput, Generic[H_co]):

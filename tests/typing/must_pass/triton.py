@@ -1,5 +1,6 @@
 """Weights prepared for the Triton runner: each format of a checkpoint is a class of its own, and rows that a class takes type."""
 
+from collections.abc import Callable
 from typing import assert_type
 
 from moe_typed import Bf16Rows, Experts, GateUp, Interleaved, MxFp8Rows, StandardDispatcher, StandardDispatchOutput, bf16_as_is, quantize_mxfp8
@@ -15,8 +16,11 @@ from moe_typed.formats import (
     Int8TokenRows,
     MxFp4ExpertWeights,
     MxFp8ExpertWeights,
+    Payload,
 )
 from moe_typed.runners import Relu2
+from moe_typed.runners.expert_rows import deepep_ll_in_place
+from moe_typed.runners.posts import deepep_ll_post
 from moe_typed.runners.triton import (
     TritonBf16UngatedWeights,
     TritonFp8ChannelWeights,
@@ -28,7 +32,22 @@ from moe_typed.runners.triton import (
     prepare_triton,
 )
 from moe_typed.runners.triton.general import TritonGeneralRunner
-from moe_typed.stages import FlatRowsInput, RouteRowsOutput, StandardCombineInput, SummedRowsOutput
+from moe_typed.runners.triton.runner import TritonRunner
+from moe_typed.stages import (
+    DeepEPLLCombineInput,
+    DeepEPLLDispatchOutput,
+    DeepEPLLHandle,
+    FlatRowsInput,
+    LiveRowsOutput,
+    RouteRowsOutput,
+    RowsOutput,
+    SegmentRowsInput,
+    SlabCarry,
+    SlabRowsInput,
+    StandardCombineInput,
+    SummedRowsOutput,
+)
+from moe_typed.table import Edge, Transition
 
 
 def eight_bits(
@@ -78,3 +97,19 @@ def either(weights: TritonFp8TensorWeights, token: StandardDispatchOutput[Fp8Tok
 def routes(runner: TritonGeneralRunner, runner_input: FlatRowsInput) -> None:
     assert_type(runner.run(runner_input), SummedRowsOutput)
     assert_type(runner.run_routes(runner_input), RouteRowsOutput)
+
+
+def rows_that_lie_by_expert(
+    tuned: TritonRunner, general: TritonGeneralRunner, slab: SlabRowsInput, segments: SegmentRowsInput, either: SlabRowsInput | SegmentRowsInput
+) -> None:
+    assert_type(tuned.run(slab), LiveRowsOutput)
+    assert_type(tuned.run(segments), LiveRowsOutput)
+    assert_type(tuned.run(either), LiveRowsOutput)
+    assert_type(general.run(slab), LiveRowsOutput)
+    assert_type(general.run(segments), LiveRowsOutput)
+
+
+def a_row_of_the_table(runner: TritonRunner) -> None:
+    row = Edge(DeepEPLLDispatchOutput[Payload], DeepEPLLCombineInput, SlabRowsInput).pre(deepep_ll_in_place).post(deepep_ll_post)
+    assert_type(row, Transition[DeepEPLLDispatchOutput[Payload], DeepEPLLCombineInput, SlabRowsInput, SlabCarry[DeepEPLLHandle], RowsOutput])
+    assert_type(row.using(runner), Callable[[DeepEPLLDispatchOutput[Payload]], DeepEPLLCombineInput])

@@ -30,15 +30,16 @@ def down_product(
     top_k: int,
     out_dtype: torch.dtype,
     tile: Tile,
+    route_weights: Tensor | None = None,
 ) -> Tensor:
     """Return (routes, N): route slots[s] holds row s times the weights of its expert, plus the bias. Dropped routes hold anything.
 
     ``slots``, ``block_expert`` and ``live`` as up_product has them; without ``block_expert`` row s is that of route s. Rows for fp8 weights are
-    fp8 with scales (K / 128, slots), or not quantised.
+    fp8 with scales (K / 128, slots), or not quantised. ``route_weights``: float32 (routes,), by which each is multiplied before it is rounded.
     """
     require_weights(weights, weights_scale, bias)
     out = rows.new_empty((routes, weights.shape[1]), dtype=out_dtype)
-    _launch(rows, rows_scale, weights, weights_scale, bias, slots, block_expert, live, top_k, list(tile), out)
+    _launch(rows, rows_scale, weights, weights_scale, bias, slots, block_expert, live, top_k, list(tile), route_weights, out)
     return out
 
 
@@ -54,6 +55,7 @@ def _launch(
     live: Tensor | None,
     top_k: int,
     tile: list[int],
+    route_weights: Tensor | None,
     out: Tensor,
 ) -> None:
     block_m, block_n, block_k, warps, stages, group = tile
@@ -73,7 +75,7 @@ def _launch(
         "GROUP_M": group,
         "STAGES": stages,
     }
-    tensors = (rows, rows_scale, weights, weights_scale, bias, slots, block_expert, live, out)
+    tensors = (rows, rows_scale, weights, weights_scale, bias, slots, block_expert, live, route_weights, out)
     _DOWN(blocks * triton.cdiv(columns, block_n), tensors, (routes, blocks, rows.shape[0]), constants, num_warps=warps, num_stages=stages)
 
 
@@ -87,6 +89,7 @@ def _down(
     slots_ptr: tl.tensor,
     block_expert_ptr: tl.tensor | None,
     live_ptr: tl.tensor | None,
+    by_ptr: tl.tensor | None,
     out_ptr: tl.tensor,
     routes: tl.tensor,
     blocks: tl.tensor,
@@ -149,6 +152,8 @@ def _down(
             b += BLOCK_K
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + expert * N + column, mask=in_n, other=0.0).to(tl.float32)[None, :]
+    if by_ptr is not None:
+        acc *= tl.load(by_ptr + route, mask=is_route, other=0.0)[:, None]
     out = out_ptr + route.to(tl.int64)[:, None] * N + column[None, :]
     tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=is_route[:, None] & in_n[None, :])
 

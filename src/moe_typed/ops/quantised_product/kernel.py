@@ -110,6 +110,7 @@ def multiply(
     bias_ptr: tl.tensor | None,
     slots_ptr: tl.tensor,
     block_expert_ptr: tl.tensor,
+    by_ptr: tl.tensor | None,
     out_ptr: tl.tensor,
     routes: tl.tensor,
     blocks: tl.tensor,
@@ -211,5 +212,7 @@ def multiply(
         value = activate_pair(gate, up, alpha, limit, shift, FORMULA)
     else:
         value = activate_one(gate, FORMULA)
+    if by_ptr is not None:
+        value *= tl.load(by_ptr + route, mask=is_route, other=0.0)[:, None]
     out = out_ptr + route.to(tl.int64)[:, None] * N + column[None, :]
     tl.store(out, value.to(out_ptr.dtype.element_ty), mask=is_route[:, None] & in_n[None, :])

@@ -35,9 +35,11 @@ def product(
     tile: Tile,
     split: Split | None = None,
     epilogue: Epilogue = NOTHING,
+    route_weights: Tensor | None = None,
 ) -> Tensor:
     """See reference.product. ``slots``, ``block_expert``: as align returns them for blocks of ``tile.rows``. Dropped routes hold anything.
 
+    ``route_weights``: float32 (routes,), by which results are multiplied before they are rounded.
     ``tile.depth`` divides the groups of scales that are no powers of two (``plan.choose_tile``). Raises: ValueError for rows and weights that are
     not multiplied with each other.
     """
@@ -68,6 +70,7 @@ def product(
         scale is not None and scale.dtype == _E8M0,
         scales_codes(rows.data.dtype, matrix),
         list(tile),
+        route_weights,
         out,
     )
     return out
@@ -101,6 +104,7 @@ def _launch(
     is_e8m0: bool,
     in_registers: bool,
     tile: Sequence[int],
+    route_weights: Tensor | None,
     out: Tensor,
 ) -> None:
     block_m, block_n, block_k, warps, stages, group = tile
@@ -142,7 +146,7 @@ def _launch(
         "BLOCK_K": block_k,
         "GROUP_M": group,
     }
-    tensors = (rows, rows_scale, weights, weights_scale, weights_zero, bias, slots, block_expert, out)
+    tensors = (rows, rows_scale, weights, weights_scale, weights_zero, bias, slots, block_expert, route_weights, out)
     scalars = (routes, blocks, alpha, limit, shift)
     _PRODUCT(blocks * triton.cdiv(columns, block_n), tensors, scalars, constants, num_warps=warps, num_stages=stages)
 

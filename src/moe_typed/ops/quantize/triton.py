@@ -49,10 +49,14 @@ _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
 
 def quantize_fp8_groups(
-    rows: Tensor, layout: ScaleLayout = ScaleLayout.ROW_MAJOR, dtype: torch.dtype = _E4M3FN, live: Tensor | None = None
+    rows: Tensor,
+    layout: ScaleLayout = ScaleLayout.ROW_MAJOR,
+    dtype: torch.dtype = _E4M3FN,
+    live: Tensor | None = None,
+    only: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See reference.quantize_fp8_groups."""
-    return _quantized(rows, live, None, dtype, FP8_GROUP, ScaleKind.FLOAT32, torch.float32, layout)
+    """See reference.quantize_fp8_groups. ``only``: see quantize_fp8_rows."""
+    return _quantized(rows, live, None, dtype, FP8_GROUP, ScaleKind.FLOAT32, torch.float32, layout, only=only)
 
 
 def quantize_fp8_groups_ue8m0(rows: Tensor, dtype: torch.dtype = _E4M3FN, live: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -61,15 +65,15 @@ def quantize_fp8_groups_ue8m0(rows: Tensor, dtype: torch.dtype = _E4M3FN, live: 
     return _quantized(rows, live, None, dtype, FP8_GROUP, ScaleKind.E8M0, torch.int32, ScaleLayout.PACKED, rule)
 
 
-def quantize_fp8_rows(rows: Tensor, dtype: torch.dtype = _E4M3FN, live: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """See reference.quantize_fp8_rows."""
-    data, scale = _quantized(rows, live, None, dtype, rows.shape[1], ScaleKind.FLOAT32, torch.float32, ScaleLayout.ROW_MAJOR)
+def quantize_fp8_rows(rows: Tensor, dtype: torch.dtype = _E4M3FN, live: Tensor | None = None, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See reference.quantize_fp8_rows. ``only``: int32 (n,), the rows to quantise, as slots of align name them; the others are not looked at."""
+    data, scale = _quantized(rows, live, None, dtype, rows.shape[1], ScaleKind.FLOAT32, torch.float32, ScaleLayout.ROW_MAJOR, only=only)
     return data, scale.squeeze(1)
 
 
-def quantize_int8_rows(rows: Tensor, live: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """See reference.quantize_int8_rows."""
-    return quantize_fp8_rows(rows, torch.int8, live)
+def quantize_int8_rows(rows: Tensor, live: Tensor | None = None, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See reference.quantize_int8_rows. ``only``: see quantize_fp8_rows."""
+    return quantize_fp8_rows(rows, torch.int8, live, only)
 
 
 def quantize_fp8_tensor(rows: Tensor, scale: Tensor, dtype: torch.dtype = _E4M3FN, live: Tensor | None = None) -> Tensor:
@@ -88,10 +92,11 @@ def quantize_mxfp8(
     layout: ScaleLayout = ScaleLayout.ROW_MAJOR,
     dtype: torch.dtype = _E4M3FN,
     live: Tensor | None = None,
+    only: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See reference.quantize_mxfp8."""
+    """See reference.quantize_mxfp8. ``only``: see quantize_fp8_rows."""
     rule = power_of_two(NUMBERS[dtype], rounding)
-    return _quantized(rows, live, None, dtype, MX_GROUP, ScaleKind.E8M0, torch.float8_e8m0fnu, layout, rule)
+    return _quantized(rows, live, None, dtype, MX_GROUP, ScaleKind.E8M0, torch.float8_e8m0fnu, layout, rule, only)
 
 
 def quantize_mxfp4(
@@ -124,8 +129,11 @@ def _quantized(
     scale_dtype: torch.dtype,
     layout: ScaleLayout,
     rule: PowerOfTwo | None = None,
+    only: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     check_live(rows, live)
+    if only is not None and layout is not ScaleLayout.ROW_MAJOR:
+        raise ValueError(f"some rows alone are quantised with row-major scales; {layout.name} was asked for")
     if kind is not ScaleKind.TENSOR:
         check_groups(rows, group)
     count, hidden = rows.shape
@@ -135,7 +143,7 @@ def _quantized(
     scale = empty_storage(count, 0 if kind is ScaleKind.TENSOR else hidden // group, scale_dtype, layout, rows.device)
     if count:
         _quantize_rows(
-            rows.contiguous(), live, given, data, as_bytes(scale), group, kind.value, layout.value, scale.stride(0), *(rule or (0, 0)), *number
+            rows.contiguous(), live, only, given, data, as_bytes(scale), group, kind.value, layout.value, scale.stride(0), *(rule or (0, 0)), *number
         )
     return data.view(dtype), of_storage(scale, count, layout)
 
@@ -144,6 +152,7 @@ def _quantized(
 def _quantize_rows(
     rows: Tensor,
     live: Tensor | None,
+    only: Tensor | None,
     given: Tensor | None,
     data: Tensor,
     scale: Tensor,
@@ -163,12 +172,15 @@ def _quantize_rows(
     number = Number(bits, mantissa, bias, largest, nan)
     values = thread_values(bits, group, count)
     block, constants = _constants(hidden, group, kind, layout, PowerOfTwo(carry, exponent), number, values)
-    stored = ceil_to(count, TILE_ROWS) if layout == ScaleLayout.SWIZZLED else count
+    listed = count if only is None else only.shape[0]
+    stored = ceil_to(count, TILE_ROWS) if layout == ScaleLayout.SWIZZLED else listed
     programs = -(-stored // block.rows) * -(-constants["STORED"] // block.groups)
     if live is not None:
         programs = min(programs, PROGRAMS)
-    tensors = (rows, live, given, data, scale)
-    _quantize(programs, tensors, (count, scale_stride), constants, num_warps=block.warps)
+    if not programs:
+        return
+    tensors = (rows, live, only, given, data, scale)
+    _quantize(programs, tensors, (count, listed, scale_stride), constants, num_warps=block.warps)
 
 
 @cache
@@ -183,14 +195,16 @@ def _constants(hidden: int, group: int, kind: int, layout: int, rule: PowerOfTwo
 
 
 @Launcher
-@triton.jit(do_not_specialize=["count", "scale_stride"])
+@triton.jit(do_not_specialize=["count", "listed", "scale_stride"])
 def _quantize(
     rows_ptr: tl.tensor,
     live_ptr: tl.tensor | None,
+    only_ptr: tl.tensor | None,
     given_ptr: tl.tensor | None,
     data_ptr: tl.tensor,
     scale_ptr: tl.tensor,
     count: tl.tensor,
+    listed: tl.tensor,
     scale_stride: tl.tensor,
     HIDDEN: tl.constexpr,
     GROUP: tl.constexpr,
@@ -216,6 +230,8 @@ def _quantize(
     end = first + 1 if live_ptr is None else tl.cdiv(stored_rows(limit, LAYOUT), ROWS) * pieces
     for index in tl.range(first, end, 1 if live_ptr is None else tl.num_programs(0)):
         row = (index // pieces * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        if only_ptr is not None:
+            row = tl.load(only_ptr + row, mask=row < listed, other=count).to(tl.int64)
         group = index % pieces * GROUPS + tl.arange(0, GROUPS)
         column = group[None, :, None] * GROUP + tl.arange(0, WIDTH)[None, None, :]
         mask = (row < limit)[:, None, None] & (column < HIDDEN)

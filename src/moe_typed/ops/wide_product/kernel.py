@@ -115,6 +115,7 @@ def _consume(
     bias_ptr: gl.tensor | None,
     slots_ptr: gl.tensor,
     block_expert_ptr: gl.tensor,
+    by_ptr: gl.tensor | None,
     out_ptr: gl.tensor,
     out_scale_ptr: gl.tensor | None,
     routes: gl.tensor,
@@ -249,6 +250,11 @@ def _consume(
                     column = tile * BLOCK_N + gl.arange(0, HALF, gl.SliceLayout(0, left.type.layout))
                     left += gl.load(bias_ptr + expert * N + column, mask=column < N, other=0.0).to(gl.float32)[None, :]
                     right += gl.load(bias_ptr + expert * N + HALF + column, mask=column + HALF < N, other=0.0).to(gl.float32)[None, :]
+                if by_ptr is not None:
+                    of_row = gl.load(slots_ptr + first + gl.arange(0, 64, gl.SliceLayout(1, left.type.layout)))
+                    route_by = gl.load(by_ptr + of_row, mask=of_row < routes, other=0.0)
+                    left *= route_by[:, None]
+                    right *= route_by[:, None]
                 is_route = (route < routes)[:, None]
                 gl.store(to, gl.convert_layout(left.to(out_ptr.dtype.element_ty), stored), mask=is_route & (tile * BLOCK_N + out_column < N)[None, :])
                 gl.store(
@@ -273,6 +279,7 @@ def wide(
     bias_ptr: gl.tensor | None,
     slots_ptr: gl.tensor,
     block_expert_ptr: gl.tensor,
+    by_ptr: gl.tensor | None,
     out_ptr: gl.tensor,
     out_scale_ptr: gl.tensor | None,
     routes: gl.tensor,
@@ -326,6 +333,7 @@ def wide(
                     bias_ptr,
                     slots_ptr,
                     block_expert_ptr,
+                    by_ptr,
                     out_ptr,
                     out_scale_ptr,
                     routes,
@@ -361,6 +369,7 @@ def wide(
                     bias_ptr,
                     slots_ptr,
                     block_expert_ptr,
+                    by_ptr,
                     out_ptr,
                     out_scale_ptr,
                     routes,

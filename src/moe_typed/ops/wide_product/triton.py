@@ -60,11 +60,12 @@ def down_product(
     routes: int,
     out_dtype: torch.dtype,
     group: int,
+    route_weights: Tensor | None = None,
 ) -> Tensor:
     """See down_product.triton.down_product, for blocks of 128 rows."""
     require_weights(weights, weights_scale, bias)
     out = rows.new_empty((routes, weights.shape[1]), dtype=out_dtype)
-    _launch_down(rows, rows_scale, weights, weights_scale, bias, slots, block_expert, group, out)
+    _launch_down(rows, rows_scale, weights, weights_scale, bias, slots, block_expert, group, route_weights, out)
     return out
 
 
@@ -95,7 +96,7 @@ def _launch_up(
     constants = {"UP": True, "TOP_K": top_k, "N": out.shape[1], "ROW_STRIDE": rows.stride(0), "GATE": gate, "BESIDE": up, "STEP": step}
     scalars = (rows.shape[0] * top_k, block_expert.shape[0], group, alpha, limit, shift)
     columns = _COLUMNS * step  # gate and up are brought apart, or where they come in turns, together
-    _run(None, rows, rows_scale, weights, weights_scale, bias, slots, block_expert, out, out_scale, scalars, columns, constants)
+    _run(None, rows, rows_scale, weights, weights_scale, bias, slots, block_expert, None, out, out_scale, scalars, columns, constants)
 
 
 @custom_op("wide_down_product", writes=("out",))
@@ -108,6 +109,7 @@ def _launch_down(
     slots: Tensor,
     block_expert: Tensor,
     group: int,
+    route_weights: Tensor | None,
     out: Tensor,
 ) -> None:
     if not block_expert.shape[0]:
@@ -115,7 +117,7 @@ def _launch_down(
     sorted_rows = _descriptor(rows, 64)
     constants = {"UP": False, "TOP_K": 1, "N": out.shape[1], "ROW_STRIDE": rows.stride(0), "GATE": 0, "BESIDE": 0, "STEP": 1}
     scalars = (out.shape[0], block_expert.shape[0], group, 1.0, 1.0, 1.0)
-    _run(sorted_rows, None, rows_scale, weights, weights_scale, bias, slots, block_expert, out, None, scalars, 2 * _COLUMNS, constants)
+    _run(sorted_rows, None, rows_scale, weights, weights_scale, bias, slots, block_expert, route_weights, out, None, scalars, 2 * _COLUMNS, constants)
 
 
 def _run(
@@ -127,6 +129,7 @@ def _run(
     bias: Tensor | None,
     slots: Tensor,
     block_expert: Tensor,
+    route_weights: Tensor | None,
     out: Tensor,
     out_scale: Tensor | None,
     scalars: tuple[float, ...],
@@ -135,7 +138,7 @@ def _run(
 ) -> None:
     tiles = _descriptor(weights.view(-1, weights.shape[2]), columns)
     depth = 128 // weights.element_size()
-    tensors = (sorted_rows, rows, rows_scale, tiles, weights_scale, bias, slots, block_expert, out, out_scale)
+    tensors = (sorted_rows, rows, rows_scale, tiles, weights_scale, bias, slots, block_expert, route_weights, out, out_scale)
     properties = cast("_Properties", torch.cuda.get_device_properties(out.device))  # pyright: ignore[reportUnknownMemberType]
     programs = properties.multi_processor_count
     known = {

@@ -6,7 +6,7 @@ where the payload has one scale for all, each of these rows has its own, which i
 is called as it is between the products, over the rows of all routes, and so is a norm behind them.
 """
 
-from typing import ClassVar, final
+from typing import ClassVar, final, overload
 
 import attrs
 import torch
@@ -35,11 +35,21 @@ from ...ops.quantised_product.triton import product
 from ...ops.quantize.triton import quantize_fp8_groups, quantize_fp8_rows, quantize_int8_rows, quantize_mxfp8
 from ...ops.sum_routes.triton import sum_routes
 from ...routing import Ids, Routing
-from ...stages import FlatRowsInput, RouteRowsOutput, RunnerInput, SummedRowsOutput
+from ...stages import (
+    FlatRowsInput,
+    LiveRowsOutput,
+    RouteRowsOutput,
+    RowsOutput,
+    RunnerInput,
+    SegmentRowsInput,
+    SlabRowsInput,
+    SummedRowsOutput,
+)
 from ..activations import Activation
-from ..base import FlatRowsMeetWeights, Runner, UnsupportedError, refuse_payload
+from ..base import ExpertRowsMeetWeights, FlatRowsMeetWeights, Runner, UnsupportedError, refuse_payload
 from .activations import epilogue_of, split_of
-from .int4 import FlatRowsMeetInt4Weights, TritonInt4Weights
+from .in_place import ExpertRowsInput, blocks_of, planned_routes, weights_of
+from .int4 import ExpertRowsMeetInt4Weights, FlatRowsMeetInt4Weights, TritonInt4Weights
 
 _FP8_CAPABILITY = (8, 9)  # the first device generation whose tensor cores multiply e4m3 (Ada)
 _CAPABILITY = (8, 0)  # the first one that multiplies bfloat16 (Ampere)
@@ -47,7 +57,7 @@ _CAPABILITY = (8, 0)  # the first one that multiplies bfloat16 (Ampere)
 
 @final
 @attrs.frozen(eq=False)
-class TritonGeneralRunner(Runner[FlatRowsInput, SummedRowsOutput]):
+class TritonGeneralRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInput, RowsOutput]):
     """Run the experts as grouped GEMMs over rows that are sorted by expert, with weights in any format.
 
     ``accepts``: the payloads that it takes. ``split``: None where the columns of the first product are no pairs to the kernel. ``epilogue``: what the
@@ -56,7 +66,7 @@ class TritonGeneralRunner(Runner[FlatRowsInput, SummedRowsOutput]):
     """
 
     name: ClassVar[str] = "triton"
-    inputs: ClassVar[tuple[type[RunnerInput], ...]] = (FlatRowsInput,)
+    inputs: ClassVar[tuple[type[RunnerInput], ...]] = (SlabRowsInput, SegmentRowsInput, FlatRowsInput)
     weights: ExpertWeights[GateUpOrder] | TritonInt4Weights
     up: Matrix
     down: Matrix
@@ -67,9 +77,19 @@ class TritonGeneralRunner(Runner[FlatRowsInput, SummedRowsOutput]):
     out_dtype: torch.dtype
     has_fp8: bool
 
+    @overload
+    def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput: ...
+    @overload
+    def run(self, runner_input: SlabRowsInput | SegmentRowsInput, /) -> LiveRowsOutput: ...
     @override
-    def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
-        """Run both products. Raises: UnsupportedError for rows that the device cannot multiply; BoundaryError for a payload of another class."""
+    def run(self, runner_input: FlatRowsInput | SlabRowsInput | SegmentRowsInput, /) -> SummedRowsOutput | LiveRowsOutput:
+        """Run both products.
+
+        Raises: UnsupportedError for rows that the device cannot multiply; BoundaryError for a payload of another class; ValueError for slabs or
+        segments that are not of the weights' experts, even with debug off.
+        """
+        if not isinstance(runner_input, FlatRowsInput):
+            return LiveRowsOutput(self._run_in_place(runner_input))
         routing, live = runner_input.routing, live_count(runner_input.routing)
         results = self._multiply(runner_input, live)
         experts = self.down.data.shape[0]
@@ -97,6 +117,22 @@ class TritonGeneralRunner(Runner[FlatRowsInput, SummedRowsOutput]):
         tile = choose_tile(between, self.down, routes, paired=False)
         return self.activation.finish(product(between, self.down, slots, block_expert, routes, 1, dtype, tile))
 
+    def _run_in_place(self, runner_input: ExpertRowsInput) -> Tensor:
+        if isinstance(self.weights, TritonInt4Weights):
+            ExpertRowsMeetInt4Weights(self.weights, runner_input)
+        else:
+            ExpertRowsMeetWeights(self.weights, runner_input)
+        payload, experts = runner_input.payload, self.up.data.shape[0]
+        planned, routes = planned_routes(runner_input, experts), payload.rows
+        rows, dtype = self._rows(payload)
+        tile = choose_tile(rows, self.up, planned, paired=self.split is not None)
+        slots, block_expert = blocks_of(runner_input, experts, tile.rows)
+        inner = product(rows, self.up, slots, block_expert, routes, 1, dtype, tile, self.split, self.epilogue)
+        between = _requantised(payload, inner, None, slots)
+        tile = choose_tile(between, self.down, planned, paired=False)
+        by_route = weights_of(runner_input)
+        return product(between, self.down, slots, block_expert, routes, 1, dtype, tile, route_weights=by_route)
+
     def _rows(self, payload: Payload) -> tuple[Rows, torch.dtype]:
         """Return the rows, and the dtype of what is made of them."""
         if not isinstance(payload, self.accepts):
@@ -119,19 +155,19 @@ class TritonGeneralRunner(Runner[FlatRowsInput, SummedRowsOutput]):
         return rows, dtype
 
 
-def _requantised(payload: Payload, inner: Tensor, live: Tensor | None) -> Rows:
-    """Return the rows between the products, one a route, as the payload was. ``live``: the leading ones that count."""
+def _requantised(payload: Payload, inner: Tensor, live: Tensor | None, only: Tensor | None = None) -> Rows:
+    """Return the rows between the products, one a route, as the payload was. ``live``: the leading ones that count; ``only``: those that do."""
     match payload:
         case Fp8TensorRows() | Fp8TokenRows():
-            data, scale = quantize_fp8_rows(inner, live=live)
+            data, scale = quantize_fp8_rows(inner, live=live, only=only)
             return Rows(data, scale.unsqueeze(1))
         case Int8TokenRows():
-            data, scale = quantize_int8_rows(inner, live=live)
+            data, scale = quantize_int8_rows(inner, live=live, only=only)
             return Rows(data, scale.unsqueeze(1))
         case MxFp8Rows():
-            return Rows(*quantize_mxfp8(inner, live=live))
+            return Rows(*quantize_mxfp8(inner, live=live, only=only))
         case Fp8Block128Rows():
-            return Rows(*quantize_fp8_groups(inner, live=live))
+            return Rows(*quantize_fp8_groups(inner, live=live, only=only))
         case _:
             return Rows(inner)
 

@@ -7,11 +7,11 @@ from jaxtyping import BFloat16, UInt8
 from torch import Tensor
 from typing_extensions import override
 
-from ...boundary import Dim, Floating, Layout, boundary
+from ...boundary import Dim, Floating, Layout, Rename, boundary
 from ...formats import AnyDenseRows, AwqExpertWeights, CompressedInt4ExpertWeights, Format, GateUpOrder, GptqExpertWeights
 from ...formats.spec import ScaleOrder, ScaleRounding, ScaleSpec
 from ...ops.quantised_product.spec import Matrix
-from ...stages import FlatRowsInput
+from ...stages import FlatRowsInput, SegmentRowsInput, SlabRowsInput
 from ..activations import Activation
 from ..base import PreparedWeights
 
@@ -74,6 +74,15 @@ class FlatRowsMeetInt4Weights:
 
     weights: TritonInt4Weights
     runner_input: FlatRowsInput
+
+
+@final
+@boundary
+class ExpertRowsMeetInt4Weights:
+    """Where rows that lie by expert and prepared int4 weights meet: with debug on, as for flat rows."""
+
+    weights: TritonInt4Weights
+    runner_input: Annotated[SlabRowsInput | SegmentRowsInput, Rename({"local_experts": "experts"})]
 
 
 def pack_int4(weights: Int4Checkpoint) -> TritonInt4Weights:

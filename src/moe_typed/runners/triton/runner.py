@@ -6,7 +6,7 @@ Products accumulate in float32; what lies between the steps has the model's dtyp
 each 128 channels, as the payload was, except where a plan for few rows leaves them as they are, which is more exact.
 """
 
-from typing import ClassVar, final
+from typing import ClassVar, final, overload
 
 import attrs
 import torch
@@ -27,11 +27,21 @@ from ...ops.up_product import vector
 from ...ops.up_product.triton import up_product
 from ...ops.wide_product import triton as wide
 from ...routing import Ids, Routing
-from ...stages import FlatRowsInput, RouteRowsOutput, RunnerInput, SummedRowsOutput
+from ...stages import (
+    FlatRowsInput,
+    LiveRowsOutput,
+    RouteRowsOutput,
+    RowsOutput,
+    RunnerInput,
+    SegmentRowsInput,
+    SlabRowsInput,
+    SummedRowsOutput,
+)
 from ..activations import Activation
-from ..base import FlatRowsMeetWeights, Runner, UnsupportedError
+from ..base import ExpertRowsMeetWeights, FlatRowsMeetWeights, Runner, UnsupportedError
 from .activations import epilogue_of, split_of
 from .general import live_count
+from .in_place import ExpertRowsInput, blocks_of, plan_for, weights_of
 from .weights import TritonExpertWeights
 
 _TILED_TOKENS = 16  # the rows of the smallest tile: plans by rule multiply so many by tiles
@@ -39,19 +49,26 @@ _TILED_TOKENS = 16  # the rows of the smallest tile: plans by rule multiply so m
 
 @final
 @attrs.frozen(eq=False)
-class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
-    """Run the experts by the plan for the number of tokens."""
+class TritonRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInput, RowsOutput]):
+    """Run the experts by the plan for the number of tokens. Rows that lie by expert are neither sorted nor summed; see ``in_place``."""
 
     name: ClassVar[str] = "triton"
-    inputs: ClassVar[tuple[type[RunnerInput], ...]] = (FlatRowsInput,)
+    inputs: ClassVar[tuple[type[RunnerInput], ...]] = (SlabRowsInput, SegmentRowsInput, FlatRowsInput)
     weights: TritonExpertWeights
     split: Split
     gate: Gate
     out_dtype: torch.dtype
     plans: Plans
 
+    @overload
+    def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput: ...
+    @overload
+    def run(self, runner_input: SlabRowsInput | SegmentRowsInput, /) -> LiveRowsOutput: ...
     @override
-    def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput:
+    def run(self, runner_input: FlatRowsInput | SlabRowsInput | SegmentRowsInput, /) -> SummedRowsOutput | LiveRowsOutput:
+        """Run both products. Raises: ValueError for slabs or segments that are not of the weights' experts, even with debug off."""
+        if not isinstance(runner_input, FlatRowsInput):
+            return LiveRowsOutput(self._run_in_place(runner_input))
         rows, scale, routing, plan = self._met(runner_input)
         if plan.how is not How.VECTOR:
             results = self._multiply(rows, scale, routing, plan)
@@ -69,6 +86,14 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
             plan = self.plans.without_wide().by_rule(_TILED_TOKENS, routing.topk_ids.shape[1])
         return RouteRowsOutput(self._multiply(rows, scale, routing, plan).view(*routing.topk_ids.shape, self.weights.hidden))
 
+    def _run_in_place(self, runner_input: ExpertRowsInput) -> Tensor:
+        ExpertRowsMeetWeights(self.weights, runner_input)
+        payload = runner_input.payload
+        scale = payload.scale if isinstance(payload, Fp8Block128Rows) else None
+        plan = plan_for(self.plans if _is_aligned(payload.data) else self.plans.without_wide(), runner_input)
+        slots, blocks = blocks_of(runner_input, self.weights.num_experts, _height(plan))
+        return self._products(payload.data, scale, slots, blocks, None, 1, plan, weights_of(runner_input))
+
     def _met(self, runner_input: FlatRowsInput) -> tuple[Tensor, Tensor | None, Routing[Ids], Plan]:
         """Return rows, their scales, their routes, and how they are multiplied."""
         FlatRowsMeetWeights(self.weights, runner_input)
@@ -85,19 +110,37 @@ class TritonRunner(Runner[FlatRowsInput, SummedRowsOutput]):
 
     def _multiply(self, rows: Tensor, scale: Tensor | None, routing: Routing[Ids], plan: Plan) -> Tensor:
         """Return the result of each route, by tiles."""
-        (w13, w2), (s13, s2), (b13, b2) = self._operands()
-        split, gate, dtype = self.split, self.gate, self.out_dtype
-        ids, experts = routing.topk_ids.contiguous(), self.weights.num_experts
-        live, (tokens, top_k) = live_count(routing), ids.shape
+        ids, live = routing.topk_ids.contiguous(), live_count(routing)
         blocks: Tensor | None = None
         slots = ids
         if plan.how is not How.WALK:
-            slots, blocks = align(ids, live, experts, WIDE_ROWS if plan.how is How.WIDE else plan.up.rows)
+            slots, blocks = align(ids, live, self.weights.num_experts, _height(plan))
+        return self._products(rows, scale, slots, blocks, live, ids.shape[1], plan, None)
+
+    def _products(
+        self,
+        rows: Tensor,
+        scale: Tensor | None,
+        slots: Tensor,
+        blocks: Tensor | None,
+        live: Tensor | None,
+        top_k: int,
+        plan: Plan,
+        by_route: Tensor | None,
+    ) -> Tensor:
+        """Return the result of each route, times ``by_route`` where that is given. ``slots``, ``blocks``, ``live``: see ops.up_product."""
+        (w13, w2), (s13, s2), (b13, b2) = self._operands()
+        split, gate, dtype, routes = self.split, self.gate, self.out_dtype, rows.shape[0] * top_k
         if plan.how is How.WIDE and blocks is not None:
             inner, by = wide.up_product(rows, scale, w13, s13, b13, slots, blocks, top_k, split, gate, dtype, plan.up.group)
-            return wide.down_product(inner, by, w2, s2, b2, slots, blocks, tokens * top_k, dtype, plan.down.group)
+            return wide.down_product(inner, by, w2, s2, b2, slots, blocks, routes, dtype, plan.down.group, by_route)
         inner, by = up_product(rows, scale, w13, s13, b13, slots, blocks, live, top_k, split, gate, dtype, plan.up)
-        return down_product(inner, by, w2, s2, b2, slots, blocks, live, tokens * top_k, top_k, dtype, plan.down)
+        return down_product(inner, by, w2, s2, b2, slots, blocks, live, routes, top_k, dtype, plan.down, by_route)
+
+
+def _height(plan: Plan) -> int:
+    """Return the rows of a block."""
+    return WIDE_ROWS if plan.how is How.WIDE else plan.up.rows
 
 
 def _is_aligned(rows: Tensor) -> bool:
