@@ -356,6 +356,41 @@ def _by_size(cells: Sequence[tuple[str, str, int, float]]) -> str:
     return _table(("what", "by", *(f"{size} tokens" for size in sizes)), lines)
 
 
+@attrs.frozen
+class Placed:
+    """One measured cell of the benchmark of slabs."""
+
+    format: str
+    capacity: int
+    live: int
+    how: str
+    graph_us: float
+    floor_us: float
+
+
+@attrs.frozen
+class PlacedRun:
+    """One run of the benchmark of slabs."""
+
+    device: str
+    torch: str
+    triton: str
+    rows: tuple[Placed, ...]
+
+
+def figures_slabs() -> str:
+    """Return the figures of slabs, by both of their ways into the Triton runner."""
+    run = make_converter().structure(json.loads((ROOT / "benchmarks" / "results" / "h200_slabs.json").read_text()), PlacedRun)
+    by_place = {(cell.format, cell.capacity, cell.live, cell.how): cell for cell in run.rows}
+    lines: list[tuple[str, ...]] = []
+    for fmt, capacity, live in dict.fromkeys((cell.format, cell.capacity, cell.live) for cell in run.rows):
+        ours, other = (by_place[fmt, capacity, live, how] for how in ("in place", "by routes"))
+        times = (f"{cell.graph_us:.0f} ({cell.graph_us / cell.floor_us:.2f})" for cell in (ours, other))
+        lines.append((fmt, f"32 x {capacity}", str(live), *times, f"{other.graph_us / ours.graph_us:.2f}"))
+    head = ("format", "slab", "live rows", "where they lie, us (x floor)", "by routes, us (x floor)", "ratio")
+    return f"{run.device}, torch {run.torch}, Triton {run.triton}.\n\n" + _table(head, lines)
+
+
 def _compared(other: Timed, ours: Timed) -> str:
     return "no graph" if math.isnan(other.graph_us) else f"{other.graph_us:.1f} ({other.graph_us / ours.graph_us:.1f}x)"
 
@@ -375,6 +410,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "figures-quantize": figures_quantize,
     "figures-wire": figures_wire,
     "figures-fused-moe": figures_fused_moe,
+    "figures-slabs": figures_slabs,
     "figures-transformers": figures_transformers,
     "figures-transformers-python": figures_transformers_python,
 }

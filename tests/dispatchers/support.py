@@ -17,6 +17,7 @@ from moe_typed import (
     Experts,
     ExpertStage,
     Fp8Block128ExpertWeights,
+    Fp32ExpertWeights,
     GateUp,
     LogicalIds,
     MxFp8ExpertWeights,
@@ -94,6 +95,8 @@ def weights(form: str, experts: int, hidden: int) -> Weights:
     """Return the weights of all experts."""
     w13, w2 = _random(experts, 2 * INTER, hidden, seed=1), _random(experts, hidden, INTER, seed=2)
     match form:
+        case "fp32":
+            return Fp32ExpertWeights(w13, w2, GateUp)
         case "bf16":
             return Bf16ExpertWeights(w13.to(torch.bfloat16), w2.to(torch.bfloat16), GateUp)
         case "fp8 block":

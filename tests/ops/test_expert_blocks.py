@@ -24,7 +24,8 @@ def vector(values: list[int], device: str) -> torch.Tensor:
 
 
 def ends_of(counts: list[int], alignment: int) -> list[int]:
-    ends, end = [], 0
+    ends: list[int] = []
+    end = 0
     for count in counts:
         end = -(-end // alignment) * alignment + count
         ends.append(end)

@@ -202,6 +202,39 @@ def test_rows_that_are_not_live_are_not_touched(device: str, case: Case, monkeyp
 
 
 @devices
+@pytest.mark.parametrize("quantize", [fast.quantize_fp8_rows, fast.quantize_int8_rows, fast.quantize_mxfp8, fast.quantize_fp8_groups])
+def test_rows_that_are_named_alone_are_quantised_and_the_others_not_touched(
+    device: str, quantize: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, named, rest = random_rows(9, device=device), [7, 0, 3, 4], [1, 2, 5, 6, 8]
+    only = torch.tensor([7, 9, 0, 3, 9, 9, 4], dtype=torch.int32, device=device)  # 9 names none
+    wanted = quantize(rows)
+    rows[rest] = float("nan")
+    empty = torch.empty
+
+    def marked(*args: object, **kwargs: object) -> Tensor:
+        found = cast("Callable[..., Tensor]", empty)(*args, **kwargs)
+        found.view(torch.uint8).fill_(93)
+        return found
+
+    monkeypatch.setattr(torch, "empty", marked)
+    found = quantize(rows, only=only)
+    nothing = quantize(rows, only=only[:0])
+    monkeypatch.undo()
+    for mine, other, untouched in zip(found, wanted, nothing, strict=True):
+        by_row = raw(mine).view(9, -1)
+        assert torch.equal(by_row[named], raw(other).view(9, -1)[named])
+        assert bool((by_row[rest] == 93).all())
+        assert bool((raw(untouched) == 93).all())
+
+
+def test_rows_are_named_where_scales_lie_by_row_alone() -> None:
+    only = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="with row-major scales; SWIZZLED"):
+        fast.quantize_mxfp8(random_rows(2), layout=ScaleLayout.SWIZZLED, only=only)
+
+
+@devices
 @cases
 def test_no_rows_launch_nothing(device: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "_quantize", None)

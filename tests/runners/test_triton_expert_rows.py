@@ -8,15 +8,19 @@ import attrs
 import pytest
 import torch
 
-from moe_typed import BoundaryError, Payload, debug
+from moe_typed import BoundaryError, GateUp, Payload, debug
 from moe_typed.formats import ExpertWeights, GateUpOrder
+from moe_typed.ops.product_plans.choose import Layer, Plans
+from moe_typed.ops.product_plans.spec import How, Plan, Tile
+from moe_typed.runners import OpaqueActivation, ThenNorm
 from moe_typed.runners.triton.general import TritonGeneralRunner
+from moe_typed.runners.triton.in_place import plan_for, weights_of
 from moe_typed.runners.triton.runner import TritonRunner
 from moe_typed.stages import LiveRowsOutput, ReceivedPerExpert, SegmentEnds, SegmentRowsInput, SlabRowsInput
 from tests.ops.support import on_cpu, on_cuda
 from tests.runners import triton_formats_support as formats
 from tests.runners.expert_rows_support import ExpertRowsInput, Placed, place_segments, place_slab
-from tests.runners.triton_support import HIDDEN, SILU, TOLERANCE, make_payload, make_runner, make_weights, one_target_a_device, targets
+from tests.runners.triton_support import HIDDEN, SILU, TOLERANCE, make_payload, make_runner, make_weights, one_target_a_device, row_norms, targets
 
 COUNTS = ([1, 2, 0, 3], [0, 0, 0, 0], [0, 0, 20, 0], [20, 20, 20, 20], [17, 0, 1, 16])
 EXPECTED = (1, 20, 40, 100)  # tiles of 16, 32 and 64 rows, and where there is one the wide kernel
@@ -70,6 +74,23 @@ def test_every_format_of_weights(device: str, fmt: str, rows_fmt: str, layout: s
     case.check(found, weights, formats.TOLERANCE[rows_fmt], activation)
 
 
+@pytest.mark.parametrize(("device", "rows_fmt"), [pytest.param("cpu", "fp32", marks=on_cpu), pytest.param("cuda", "bf16", marks=on_cuda)])
+@both
+@pytest.mark.parametrize("normed", [False, True])
+def test_functions_that_no_kernel_knows(device: str, rows_fmt: str, layout: str, normed: bool) -> None:
+    """A norm of an expert's result comes before the router's weight."""
+    inner = OpaqueActivation(lambda joined: torch.tanh(joined[..., ::2]) * joined[..., 1::2].flip(-1), GateUp, torch.float32, "of tanh")
+    activation = ThenNorm(inner, lambda rows: rows / row_norms(rows).unsqueeze(1), torch.float32) if normed else inner
+    weights, counts, rows_of = formats.make_weights("int8-channel", device, 4, biased=True), [17, 0, 1, 16], formats.ROWS[rows_fmt]
+    case = (
+        place_slab(rows_of, device, counts, 20, formats.HIDDEN)
+        if layout == "slab"
+        else place_segments(rows_of, device, counts, int(layout), formats.HIDDEN)
+    )
+    found = formats.make_runner(weights, activation).run(case.runner_input).hidden_states
+    case.check(found, weights, formats.TOLERANCE[rows_fmt], activation)
+
+
 @one_target_a_device
 def test_no_rows_at_all(device: str, fmt: str) -> None:
     weights = make_weights(fmt, device, 3)
@@ -99,6 +120,44 @@ def test_two_runs_agree_to_the_bit(device: str, fmt: str, layout: str) -> None:
     live = case.experts >= 0
     first, second = (runner.run(case.runner_input).hidden_states[live] for _ in range(2))
     assert torch.equal(first, second)
+
+
+# ---- which plan -----------------------------------------------------------------------------------------------------------------
+
+HALF = Layer(torch.bfloat16, 4, 256, 128, interleaved=False)
+
+
+def hinted(expected: int, most: int = 10_000) -> SlabRowsInput:
+    case = place_slab(partial(make_payload, "fp32"), "cpu", [0, 0, 0, 0], 3, 8, expected=expected, most=most)
+    assert isinstance(case.runner_input, SlabRowsInput)
+    return case.runner_input
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("expected", "rows"), [(0, 32), (1, 32), (16, 32), (17, 64), (32, 64), (33, 128), (47, 128), (48, 128), (10_000, 128)])
+def test_the_plan_is_for_twice_what_is_expected_and_never_by_single_rows(expected: int, rows: int, wide: bool) -> None:
+    plan = plan_for(Plans(HALF, wide, {}), hinted(expected, 40_000))
+    assert plan.how is (How.WIDE if wide and expected >= 48 else How.SORTED)
+    assert plan.up.rows == rows
+
+
+def test_a_hint_above_the_bound_counts_as_the_bound() -> None:
+    assert plan_for(Plans(HALF, True, {}), hinted(10_000, most=8)).up.rows == 32
+
+
+def test_tiles_are_the_layer_s_own_where_they_were_measured() -> None:
+    own = Plan(How.SORTED, Tile(32, 64, 128, 4, 3), Tile(32, 128, 128, 4, 3))
+    others = Plan(How.WALK, Tile(32, 16, 16, 4, 1), Tile(32, 16, 16, 4, 1)), Plan(How.SORTED, Tile(16, 16, 16, 4, 1), Tile(16, 16, 16, 4, 1))
+    plans = Plans(HALF, False, {8: ((8, others[0]), (64, others[1]), (512, own))})
+    assert plan_for(plans, hinted(4)) == own
+    assert plan_for(plans, hinted(30)) == Plans(HALF, False, {}).by_rule(240, 1)
+
+
+def test_the_weights_of_segments_are_those_of_their_slots() -> None:
+    segments = place_segments(partial(make_payload, "fp32"), "cpu", [1, 2], 4, 8).runner_input
+    assert isinstance(segments, SegmentRowsInput)
+    assert weights_of(segments) is segments.slot_weights
+    assert weights_of(hinted(1)) is None
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------------------

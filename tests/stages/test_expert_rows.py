@@ -64,8 +64,8 @@ segments = pytest.mark.parametrize("name", EXPANDED)
 @slabs
 def test_a_slab_is_handed_over_with_what_the_host_knows(name: str, owner: Owner) -> None:
     dispatched = CASES[name](owner).dispatched
-    assert isinstance(dispatched, SlabDispatchOutput)
     made = of_slab(dispatched)
+    assert isinstance(dispatched, SlabDispatchOutput)
     assert made.received is dispatched.received
     assert (made.capacity, made.expected_rows) == (dispatched.capacity, dispatched.expected_rows)
     k = dispatched.origin.topk_ids.shape[1]

@@ -45,7 +45,7 @@ from ...stages import (
     SlabRowsInput,
     SummedRowsOutput,
 )
-from ..activations import Activation
+from ..activations import Activation, ThenNorm
 from ..base import ExpertRowsMeetWeights, FlatRowsMeetWeights, Runner, UnsupportedError, refuse_payload
 from .activations import epilogue_of, split_of
 from .in_place import ExpertRowsInput, blocks_of, planned_routes, weights_of
@@ -128,10 +128,15 @@ class TritonGeneralRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInpu
         tile = choose_tile(rows, self.up, planned, paired=self.split is not None)
         slots, block_expert = blocks_of(runner_input, experts, tile.rows)
         inner = product(rows, self.up, slots, block_expert, routes, 1, dtype, tile, self.split, self.epilogue)
+        if self.epilogue.formula is Formula.NOTHING:
+            inner = self.activation.activate(inner, self.weights.order)
         between = _requantised(payload, inner, None, slots)
         tile = choose_tile(between, self.down, planned, paired=False)
         by_route = weights_of(runner_input)
-        return product(between, self.down, slots, block_expert, routes, 1, dtype, tile, route_weights=by_route)
+        if by_route is None or not isinstance(self.activation, ThenNorm):
+            return self.activation.finish(product(between, self.down, slots, block_expert, routes, 1, dtype, tile, route_weights=by_route))
+        normed = self.activation.finish(product(between, self.down, slots, block_expert, routes, 1, dtype, tile))
+        return (normed * by_route.unsqueeze(1)).to(dtype)  # the router's weight comes behind the norm
 
     def _rows(self, payload: Payload) -> tuple[Rows, torch.dtype]:
         """Return the rows, and the dtype of what is made of them."""

@@ -12,7 +12,6 @@ from ...stages import SegmentRowsInput, SlabRowsInput
 ExpertRowsInput: TypeAlias = SlabRowsInput | SegmentRowsInput
 
 _ROOM: Final = 2
-_SIDE_BY_SIDE: Final = 8  # blocks
 
 
 def blocks_of(runner_input: ExpertRowsInput, experts: int, block_m: int) -> tuple[Tensor, Tensor]:
@@ -52,15 +51,13 @@ def weights_of(runner_input: ExpertRowsInput) -> Tensor | None:
 def plan_for(plans: Plans, runner_input: ExpertRowsInput) -> Plan:
     """Return the plan for rows that lie by expert: how and in which height by rule, for ``planned_routes``; of that height, the layer's own tiles.
 
-    Nothing walks through all rows, of which most may be stale, and none is multiplied by itself. Blocks go through the columns side by side, so that
-    an expert with many blocks has its weights read from L2.
+    Nothing walks through all rows, of which most may be stale, and none is multiplied by itself.
     """
     rule = plans.by_rule(planned_routes(runner_input, plans.layer.experts), 1)
     if rule.how is How.WIDE:
         return rule
     measured = (plan for known in plans.tuned.values() for _, plan in known if plan.how is How.SORTED and plan.up.rows == rule.up.rows)
-    plan = next(measured, rule)
-    return Plan(How.SORTED, plan.up._replace(group=_SIDE_BY_SIDE), plan.down._replace(group=_SIDE_BY_SIDE))
+    return next(measured, rule)
 
 
 def _demand(held: Tensor, experts: int) -> None:
