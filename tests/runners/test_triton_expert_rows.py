@@ -153,6 +153,16 @@ def test_tiles_are_the_layer_s_own_where_they_were_measured() -> None:
     assert plan_for(plans, hinted(30)) == Plans(HALF, False, {}).by_rule(240, 1)
 
 
+def test_what_was_measured_for_one_route_a_row_is_taken_for_the_rows_that_are_expected() -> None:
+    few, many = (Plan(how, Tile(rows, 64, 64, 4, 3), Tile(rows, 64, 64, 4, 3)) for how, rows in ((How.SORTED, 16), (How.WIDE, 128)))
+    by_single_rows = Plan(How.VECTOR, Tile(1, 8, 512, 4, 1), Tile(1, 8, 512, 4, 1))
+    plans = Plans(HALF, True, {1: ((8, by_single_rows), (64, few), (512, many))})
+    assert plan_for(plans, hinted(16)) == few
+    assert plan_for(plans, hinted(17)) == many
+    assert plan_for(plans, hinted(1)).how is How.SORTED  # never row by row
+    assert plan_for(plans, hinted(10_000)).how is How.WIDE
+
+
 def test_the_weights_of_segments_are_those_of_their_slots() -> None:
     segments = place_segments(partial(make_payload, "fp32"), "cpu", [1, 2], 4, 8).runner_input
     assert isinstance(segments, SegmentRowsInput)

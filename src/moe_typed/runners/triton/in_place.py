@@ -39,8 +39,7 @@ def planned_routes(runner_input: ExpertRowsInput, experts: int) -> int:
     is half empty costs little: hence room for twice as many as are expected, and 32 rows at the least (an EP rank of DeepSeek-V3 on an H200, slabs of
     1024 rows: at 16 rows an expert 661 microseconds, where tiles of 16 rows take 845; at two rows an expert 592, where they take 628).
     """
-    most = runner_input.most_rows if isinstance(runner_input, SlabRowsInput) else runner_input.payload.rows
-    return max(_ROOM * min(runner_input.expected_rows * experts, most), 16 * experts + 1)
+    return max(_ROOM * _expected(runner_input, experts), 16 * experts + 1)
 
 
 def weights_of(runner_input: ExpertRowsInput) -> Tensor | None:
@@ -49,15 +48,27 @@ def weights_of(runner_input: ExpertRowsInput) -> Tensor | None:
 
 
 def plan_for(plans: Plans, runner_input: ExpertRowsInput) -> Plan:
-    """Return the plan for rows that lie by expert: how and in which height by rule, for ``planned_routes``; of that height, the layer's own tiles.
+    """Return the plan for rows that lie by expert: as measured for one route a row, for the rows that are expected, where the layer was measured so.
 
-    Nothing walks through all rows, of which most may be stale, and none is multiplied by itself.
+    Else how, and in which height, is by rule for ``planned_routes``, and the tiles are those of that height that were measured for the layer with
+    more routes a row, if there are any. Nothing walks through all rows, of which most may be stale, and none is multiplied by itself.
     """
-    rule = plans.by_rule(planned_routes(runner_input, plans.layer.experts), 1)
+    experts = plans.layer.experts
+    if 1 in plans.tuned:
+        plan = plans.choose(_expected(runner_input, experts), 1)
+        if plan.how in (How.SORTED, How.WIDE):
+            return plan
+    rule = plans.by_rule(planned_routes(runner_input, experts), 1)
     if rule.how is How.WIDE:
         return rule
     measured = (plan for known in plans.tuned.values() for _, plan in known if plan.how is How.SORTED and plan.up.rows == rule.up.rows)
     return next(measured, rule)
+
+
+def _expected(runner_input: ExpertRowsInput, experts: int) -> int:
+    """Return about how many rows are live, by what the host was told; no more than there can be."""
+    most = runner_input.most_rows if isinstance(runner_input, SlabRowsInput) else runner_input.payload.rows
+    return min(runner_input.expected_rows * experts, most)
 
 
 def _demand(held: Tensor, experts: int) -> None:
