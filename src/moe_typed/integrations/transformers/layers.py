@@ -2,7 +2,6 @@
 
 from abc import ABC
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Final, TypeAlias, cast, final
 
 import attrs
@@ -24,57 +23,11 @@ from ...stages import StandardCombineInput
 from .adapt import Adapted, adapt, may_relay
 from .modules import Between, Stored, model_dtype, read_activation, read_stored
 from .options import Options
+from .seen import Seen, see, version_of
 
 Layer: TypeAlias = MoELayer[DenseRows, Payload, StandardCombineInput]
 
 _NAMES: Final = {model.rows.format.data_dtype: name for name, model in DENSE_MODELS.items()}
-
-
-@final
-@attrs.frozen(eq=False)
-class Seen:
-    """A tensor as it was when a layer was prepared of it.
-
-    ``address``: None for a tensor that has none, as in the transforms of torch.func: it is never taken for another. ``kept``: its memory, where a
-    copy was made of it: nothing else can then come to lie there.
-    """
-
-    name: str
-    tensor: Tensor
-    address: int | None
-    dtype: torch.dtype
-    shape: torch.Size
-    strides: tuple[int, ...]
-    version: int | None
-    with_grad: bool
-    kept: Tensor | None
-
-    def same_memory(self, now: Tensor) -> bool:
-        """Say whether ``now`` lies where this tensor lay, as it lay."""
-        if self.address is None or _address(now) != self.address or (now is not self.tensor and _address(self.tensor) != self.address):
-            return False
-        return self.lies_so(now)
-
-    def lies_so(self, now: Tensor) -> bool:
-        """Say whether ``now`` has the dtype, strides and shape that this tensor had."""
-        return now.dtype is self.dtype and now.stride() == self.strides and now.shape == self.shape
-
-
-def _see(name: str, tensor: Tensor, *, copied: bool) -> Seen:
-    shape, strides, kept = tensor.shape, tensor.stride(), tensor.detach() if copied else None
-    return Seen(name, tensor, _address(tensor), tensor.dtype, shape, strides, _version(tensor), tensor.requires_grad, kept)
-
-
-def _address(tensor: Tensor) -> int | None:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # a tensor that stands for others has no memory of its own
-        return None
-
-
-def _version(tensor: Tensor) -> int | None:
-    """Return how often a tensor was written in place; None for inference tensors, which do not count."""
-    return None if tensor.is_inference() else tensor._version  # noqa: SLF001  torch has no other name for it
 
 
 class _Own(ABC):
@@ -146,16 +99,22 @@ class Held(_Own):
 
     def serves(self, module: nn.Module, hidden_states: Tensor, options: Options) -> bool:
         """Say whether this layer is what ``module`` holds now, in rows of this dtype and as ``options`` ask."""
-        if options is not self.found.options or module.training is not self.found.training:
+        found = self.found
+        if options is not found.options or module.training is not found.training:
             return False
         if self.rows is not None and hidden_states.dtype is not self.rows:
             return False
         grad, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
-        if (grad and not self.with_grad) or not self.found.between.watch.holds(module, compiling=compiling):
+        if (grad and not self.with_grad) or not found.between.watch.holds(module, compiling=compiling):
             return False
         if compiling:  # addresses and versions are not to be had here, and dynamo guards dtypes and shapes
             return all(self._is(getattr(module, seen.name), seen, grad=grad) for seen in self.seen)
-        return all(self._holds(getattr(module, seen.name, None), seen, grad=grad) for seen in self.seen)
+        parameters = cast("dict[str, Tensor | None]", vars(module)["_parameters"])  # getattr of a module takes three times as long
+        for seen in self.seen:
+            now = parameters.get(seen.name)
+            if not self._holds(getattr(module, seen.name, None) if now is None else now, seen, grad=grad):
+                return False
+        return True
 
     @staticmethod
     def _is(now: Tensor, seen: Seen, *, grad: bool) -> bool:
@@ -166,23 +125,28 @@ class Held(_Own):
             return False
         if grad and (now.requires_grad is not seen.with_grad or (now is not seen.tensor and seen.with_grad)):
             return False  # its gradient belongs to the tensor that is there now
-        return seen.same_memory(now) and (not self.copies or _version(now) == seen.version)
+        return seen.same_memory(now) and (not self.copies or version_of(now) == seen.version)
 
     def run(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the layer's output (rows, hidden) in the dtype of ``hidden_states``.
 
-        ``top_k_index``: (rows, k); ids outside the experts mark routes that are another rank's. ``top_k_weights``: (rows, k).
+        ``top_k_index``: (rows, k); ids outside the experts mark routes that are another rank's.
+        ``top_k_weights``: (rows, k).
         Raises: UnsupportedError for gradients that the runner has not, and for copies that ``torch.compile`` could not see the change of.
         """
         if not self.differentiable and torch.is_grad_enabled():
             self._demand_no_gradient(hidden_states, top_k_weights)
         if self.copies and torch.compiler.is_compiling():
             raise UnsupportedError("these weights were copied when they were prepared, and compiled code would not see that the module's change")
+        level = self.found.options.debug
+        if level is None or torch.compiler.is_compiling():
+            return self._run(hidden_states, top_k_index, top_k_weights)
+        with debug(level):
+            return self._run(hidden_states, top_k_index, top_k_weights)
+
+    def _run(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         routing = from_topk(*self.localize(top_k_index, top_k_weights, 0, self.num_experts, None), self.num_experts)
-        level = None if torch.compiler.is_compiling() else self.found.options.debug
-        with nullcontext() if level is None else debug(level):
-            output = self.layer(self.make_rows(hidden_states.to(self.found.compute)), routing)
-        return output.to(hidden_states.dtype)
+        return self.layer(self.make_rows(hidden_states.to(self.found.compute)), routing).to(hidden_states.dtype)
 
     def _demand_no_gradient(self, *inputs: Tensor) -> None:
         if any(tensor.requires_grad for tensor in (*inputs, *(seen.tensor for seen in self.seen))):
@@ -234,7 +198,7 @@ def _hold(stored: Stored, adapted: Adapted, rows: torch.dtype, found: Found) -> 
         layer=build_layer(report, rows_class, adapted.weights, found.activation),
         make_rows=cast("Callable[[Tensor], DenseRows]", rows_class),
         localize=_localize(report),
-        seen=tuple(_see(name, tensor, copied=copies) for name, tensor in stored.tensors.items()),
+        seen=tuple(see(name, tensor, copied=copies) for name, tensor in stored.tensors.items()),
         rows=None if stored.dtype is found.compute else rows,
         num_experts=stored.num_experts,
         with_grad=torch.is_grad_enabled(),
