@@ -100,7 +100,7 @@ def problem(weights: str = "bf16", *, hidden: int = 256, backend: Backend = Back
         (problem("fp16"), Cell(LAYER, 16, 8, "zipf")),
         (problem("fp8-block128"), Cell(LayerKey("fp8", 16, 2, 256, 128), 16, 8, "zipf")),
         (problem(backend=Backend.DEEPEP_NORMAL, ranks=4), Cell(LayerKey("bf16", 4, 2, 256, 128), 16, 8, "zipf")),
-        (problem(backend=Backend.DEEPEP_LL, ranks=4), Cell(LayerKey("bf16", 4, 1, 256, 128), 4, 8, "zipf")),
+        (problem(backend=Backend.DEEPEP_LL, ranks=4), Cell(LayerKey("bf16", 4, 1, 256, 128), 4, 8, "zipf", by_expert=True)),
     ],
 )
 def test_a_layer_is_tuned_as_its_runner_meets_it(asked: MoEProblem, expected: Cell) -> None:

@@ -69,6 +69,14 @@ def test_the_layer_is_looked_up_as_its_runner_meets_it(tmp_path: Path, backend: 
     assert after.file == str(tmp_path / SHIPPED_FILE.name)
 
 
+def test_rows_that_lie_by_expert_take_tiles_that_were_measured_with_more_routes_a_row() -> None:
+    problem = attrs.evolve(QWEN, num_experts=256, hidden=7168, inter=2048, backend=Backend.DEEPEP_LL, ranks=8, runner=RunnerRequest.TRITON)
+    source = plan(problem, H200).product_plans
+    assert source is not None
+    assert source.origin is Origin.RULE
+    assert f"more routes a row alone ({SHIPPED_FILE})" in str(source)
+
+
 def test_backends_with_one_route_a_row_are_those_whose_rows_have_an_expert() -> None:
     single = {backend for backend in Backend if backend.one_route_a_row}
     assert Backend.STANDARD not in single

@@ -109,6 +109,12 @@ def test_a_plan_that_fails_in_the_finals_does_not_win(tmp_path: Path) -> None:
     assert (tuned.failed, before.failed) == (1, 0)
 
 
+def test_where_rows_lie_by_expert_nothing_walks_or_goes_by_itself(tmp_path: Path) -> None:
+    measurer = FakeMeasurer()
+    run(tmp_path, measurer, attrs.evolve(cell(1), by_expert=True), attrs.evolve(cell(700), by_expert=True))
+    assert {plan.how for plan in measurer.timed} == {How.SORTED, How.WIDE}
+
+
 def test_where_nothing_runs_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no plan for bf16, 16 experts"):
         run(tmp_path, FakeMeasurer(failing(*How)), cell())

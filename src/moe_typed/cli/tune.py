@@ -60,9 +60,10 @@ def cells_of(problem: MoEProblem, tokens: tuple[int, ...], load: str) -> tuple[C
     if fault is not None:
         raise ValueError(fault)
     key = key_of(problem, fmt)
-    # Where a row arrives with one route, that is to an expert of this rank.
-    routed = problem.local_experts if problem.backend.one_route_a_row else problem.num_experts
-    return tuple(Cell(key, routed, count, load) for count in tokens)
+    # Where a row arrives with one route, that is to an expert of this rank, and the rows lie by expert.
+    by_expert = problem.backend.one_route_a_row
+    routed = problem.local_experts if by_expert else problem.num_experts
+    return tuple(Cell(key, routed, count, load, by_expert) for count in tokens)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

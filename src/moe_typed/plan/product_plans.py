@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from ..ops.product_plans.files import LayerKey, Origin, Place, Source, existing_directory, source_of
+from ..ops.product_plans.files import LayerKey, Origin, Place, Source, existing_directory, find_layers, source_of
 from ..runners import SiluAndMul, SwigluClamped, SwigluOai
 from .problem import Environment, MoEProblem
 
@@ -29,4 +29,9 @@ def product_plans(problem: MoEProblem, environment: Environment) -> Source:
     if environment.gfx:
         return Source(Origin.RULE, "", "plans are measured on NVIDIA GPUs alone")
     directory = existing_directory(environment.tuned) if environment.tuned else None
-    return source_of(Place(environment.device_name, environment.capability, directory), key_of(problem, fmt))
+    place, key = Place(environment.device_name, environment.capability, directory), key_of(problem, fmt)
+    others = find_layers(place, key.format, key.experts, key.hidden, key.inter)
+    if problem.backend.one_route_a_row and others and key.top_k not in others:  # see runners.triton.in_place.plan_for
+        _, (_, source) = min(others.items())
+        return Source(Origin.RULE, "", f"the layer was measured with more routes a row alone ({source.file}), from where tiles are taken")
+    return source_of(place, key)

@@ -56,8 +56,9 @@ def tune(cells: Sequence[Cell], measurer: Measurer, store: Store, *, again: bool
         with measurer.open(cell) as bench:
             search = _Search(cell, bench, journal)
             used, by_rule = plans_so_far(cell, machine, store)
-            yield from search.over(tried, (used, by_rule))
-            rounds = search.side_by_side((used, by_rule))
+            others = [plan for plan in (used, by_rule) if cell.takes(plan.how)]
+            yield from search.over(tried, others)
+            rounds = search.side_by_side(others)
         won = decide(used, rounds)
         tuned = TunedPlan(cell.tokens, *won, round(median(rounds[won]), 2), conditions)
         store.put(cell.layer, tuned)
@@ -68,7 +69,7 @@ def tune(cells: Sequence[Cell], measurer: Measurer, store: Store, *, again: bool
 
 def conditions_of(cell: Cell, machine: Machine) -> Conditions:
     """Return what a cell is measured with."""
-    candidates = [_METHOD, cell.routed, CONVERTER.unstructure(families(cell, machine.limits))]
+    candidates = [_METHOD, cell.routed, cell.by_expert, CONVERTER.unstructure(families(cell, machine.limits))]
     digest = hashlib.sha256(json.dumps(candidates).encode()).hexdigest()[:12]
     return Conditions(machine.device, machine.torch, machine.triton, machine.moe_typed, machine.kernels, cell.load, digest)
 

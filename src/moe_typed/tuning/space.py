@@ -28,12 +28,20 @@ _GROUPS: Final = (1, 2, 4, 8, 16)  # blocks of rows side by side
 @final
 @attrs.frozen
 class Cell:
-    """What is tuned at once: a layer at a number of tokens. ``routed``: experts on all ranks; ``load``: how routes are drawn, "uniform" or "zipf"."""
+    """What is tuned at once: a layer at a number of tokens. ``routed``: experts on all ranks; ``load``: how routes are drawn, "uniform" or "zipf".
+
+    ``by_expert``: rows come sorted by expert, which no plan makes use of that walks through routes or multiplies each by itself.
+    """
 
     layer: LayerKey
     routed: int
     tokens: int
     load: str
+    by_expert: bool = False
+
+    def takes(self, how: How) -> bool:
+        """Say whether a plan of a kind is of use here."""
+        return not self.by_expert or how in (How.SORTED, How.WIDE)
 
     @property
     def routes(self) -> int:
@@ -93,7 +101,7 @@ ROUTES: Final = {16: (0, 24), 32: (6, 96), 64: (12, 512), 128: (32, 2**31)}
 def families(cell: Cell, limits: Limits) -> tuple[Family, ...]:
     """Return what is tried, pruned by what the kernels take and the device holds; families without a tile are left out."""
     found = [*_vectors(cell), *_tiled(cell, limits), *_wide(cell, limits)]
-    return tuple(family for family in found if family.ups and family.downs)
+    return tuple(family for family in found if family.ups and family.downs and cell.takes(family.how))
 
 
 def _vectors(cell: Cell) -> Iterator[Family]:
