@@ -9,7 +9,9 @@ from torch import Tensor
 from moe_typed.formats import GateUp, GateUpOrder, Interleaved, Ungated, UpGate
 from moe_typed.ops.activation.spec import Split
 from moe_typed.ops.align.triton import align
-from moe_typed.ops.quantised_product import reference
+from moe_typed.ops.product_plans.spec import Tile
+from moe_typed.ops.quantised_product import reference, vector
+from moe_typed.ops.quantised_product.decoded import decoded
 from moe_typed.ops.quantised_product.plan import choose_tile, fitting_depth
 from moe_typed.ops.quantised_product.spec import NOTHING, Code, Epilogue, Formula, Matrix, Rows
 from moe_typed.ops.quantised_product.triton import product
@@ -100,10 +102,14 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).square().sum().sqrt() / expected.square().sum().sqrt())
 
 
-def run(rows: Rows, matrix: Matrix, ids: Tensor, live: Tensor | None, split: Split | None, epilogue: Epilogue) -> Tensor:
+def run(rows: Rows, matrix: Matrix, ids: Tensor, live: Tensor | None, split: Split | None, epilogue: Epilogue, *, walk: bool = False) -> Tensor:
     tile = choose_tile(rows, matrix, ids.numel(), paired=split is not None)
-    slots, block_expert = align(ids, live, EXPERTS, tile.rows)
-    return product(rows, matrix, slots, block_expert, ids.numel(), ids.shape[1], torch.float32, tile, split, epilogue)
+    slots, block_expert = (ids, None) if walk else align(ids, live, EXPERTS, tile.rows)
+    return product(rows, matrix, slots, block_expert, ids.numel(), ids.shape[1], torch.float32, tile, split, epilogue, live)
+
+
+def vector_tile(matrix: Matrix, most: int = 64) -> Tile:
+    return Tile(1, 8, fitting_depth(Rows(torch.empty(0, matrix.depth, dtype=torch.bfloat16)), matrix, most), 4, 1)
 
 
 @devices
@@ -118,10 +124,68 @@ def test_matches_the_reference(device: str, name: str, kind: str, split: Split |
 
 
 @devices
-def test_live_rows_alone_are_multiplied(device: str) -> None:
+@pytest.mark.parametrize("name", matrices())
+@pytest.mark.parametrize(("split", "epilogue"), [(None, NOTHING), (Split(0, 1, 2), Epilogue(Formula.GATED))], ids=["one", "pairs"])
+def test_routes_that_are_not_sorted(device: str, name: str, split: Split | None, epilogue: Epilogue) -> None:
+    matrix, ids = moved(matrices()[name], device), torch.cat([IDS, IDS.flip(0)]).to(device)
+    kind = "fp32" if device == "cpu" or matrix.code is Code.DENSE else "bf16"
+    rows = rows_of(kind, SMALL * rand(7, 8, K).to(device))
+    found = run(rows, matrix, ids, None, split, epilogue, walk=True)
+    kept = ((ids >= 0) & (ids < EXPERTS)).flatten()
+    assert torch.equal(found[kept], run(rows, matrix, ids, None, split, epilogue)[kept])
+
+
+@devices
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("split", "epilogue"), EPILOGUES.values(), ids=EPILOGUES.keys())
+def test_the_first_product_of_single_routes(device: str, name: str, kind: str, split: Split | None, epilogue: Epilogue) -> None:
+    matrix, rows, ids = moved(matrices()[name], device), rows_of(kind, SMALL * rand(7, 4, K).to(device)), IDS.to(device)
+    live = torch.tensor([3], dtype=torch.int32, device=device)
+    found = vector.up_product(rows, matrix, ids, live, torch.float32, vector_tile(matrix), split, epilogue)
+    expected = reference.product(rows, matrix, ids, live, 2, torch.float32, split, epilogue)
+    kept = [0, 1, 3, 4, 5]
+    assert distance(found[kept], expected[kept]) <= 1e-5
+
+
+@devices
+@pytest.mark.parametrize("name", matrices())
+@pytest.mark.parametrize("most", [32, 128])
+def test_the_second_product_of_few_rows_sums_their_routes(device: str, name: str, most: int) -> None:
+    matrix, ids, rows = moved(matrices()[name], device), IDS.to(device), rand(7, 8, K).to(device)
+    live, router = torch.tensor([3], dtype=torch.int32, device=device), rand(8, 4, 2).to(device)
+    found = vector.down_product_summed(rows, matrix, ids, router, live, torch.float32, vector_tile(matrix, most))
+    routes = reference.product(Rows(rows), matrix, ids, live, 1, torch.float32).view(4, 2, N)
+    expected = (routes * router.unsqueeze(2)).sum(1)
+    assert distance(found, expected) <= 1e-5
+    assert not bool(found[3:].any())
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [pytest.param("cpu", torch.float32, marks=on_cpu), pytest.param("cuda", torch.float32, marks=on_cuda), pytest.param("cuda", torch.bfloat16, marks=on_cuda)],
+)
+@pytest.mark.parametrize("name", [name for name, matrix in matrices().items() if matrix.code is not Code.DENSE])
+def test_decoded_weights_are_their_values(device: str, dtype: torch.dtype, name: str) -> None:
+    matrix = moved(matrices()[name], device)
+    assert torch.equal(decoded(matrix, dtype), reference.matrix_values(matrix).to(dtype))
+
+
+@devices
+@pytest.mark.parametrize("byte", [0, 1, 251, 255])
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8"])
+def test_the_smallest_and_largest_scales(device: str, name: str, byte: int) -> None:
+    matrix = matrices()[name]
+    matrix = moved(matrix._replace(scale=torch.full((EXPERTS, N, K // 32), byte, dtype=torch.uint8).view(torch.float8_e8m0fnu)), device)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    torch.testing.assert_close(decoded(matrix, dtype), reference.matrix_values(matrix).to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@devices
+@pytest.mark.parametrize("walk", [False, True])
+def test_live_rows_alone_are_multiplied(device: str, walk: bool) -> None:
     matrix, ids, live = moved(matrices()["int8"], device), IDS.to(device), torch.tensor([2], dtype=torch.int32, device=device)
     rows = Rows(rand(7, 4, K).to(device))
-    found = run(rows, matrix, ids, live, None, NOTHING)
+    found = run(rows, matrix, ids, live, None, NOTHING, walk=walk)
     expected = reference.product(rows, matrix, ids, live, 2, torch.float32)
     assert not bool(expected[4:].any())
     torch.testing.assert_close(found[[0, 1, 3]], expected[[0, 1, 3]], rtol=1e-4, atol=1e-2)
@@ -148,28 +212,37 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"weights are torch\.int64; they must be one of torch\.bfloat16"):
             _ = Matrix(torch.zeros(1, 1, 1, dtype=torch.int64)).code
 
-    def test_rows_of_another_width(self) -> None:
+    @devices
+    def test_rows_of_another_width(self, device: str) -> None:
         with pytest.raises(ValueError, match="of width 64, but the weights take rows of width 128"):
-            run(Rows(rand(7, 4, 64)), matrices()["int8"], IDS, None, None, NOTHING)
+            run(Rows(rand(7, 4, 64).to(device)), moved(matrices()["int8"], device), IDS.to(device), None, None, NOTHING)
 
+    @devices
     @pytest.mark.parametrize(("kind", "name"), [("token", "mxfp4"), ("int8", "fp8, a scale a row"), ("group", "int8"), ("token", "dense")])
-    def test_quantised_rows_for_other_weights(self, kind: str, name: str) -> None:
+    def test_quantised_rows_for_other_weights(self, device: str, kind: str, name: str) -> None:
         with pytest.raises(ValueError, match="rows with float32 scales are multiplied by weights of the same dtype"):
-            run(rows_of(kind, rand(7, 4, K)), matrices()[name], IDS, None, None, NOTHING)
+            run(rows_of(kind, rand(7, 4, K).to(device)), moved(matrices()[name], device), IDS.to(device), None, None, NOTHING)
 
-    def test_mxfp8_rows_for_dense_weights(self) -> None:
+    @devices
+    def test_mxfp8_rows_for_dense_weights(self, device: str) -> None:
         with pytest.raises(ValueError, match="rows with e8m0 scales are multiplied by weights in at most eight bits"):
-            run(rows_of("mxfp8", rand(7, 4, K)), matrices()["dense"], IDS, None, None, NOTHING)
+            run(rows_of("mxfp8", rand(7, 4, K).to(device)), moved(matrices()["dense"], device), IDS.to(device), None, None, NOTHING)
 
-    def test_quantised_rows_without_scales(self) -> None:
+    @devices
+    def test_quantised_rows_without_scales(self, device: str) -> None:
         with pytest.raises(ValueError, match=r"rows are torch\.int8 without scales"):
-            run(Rows(torch.zeros(4, K, dtype=torch.int8)), matrices()["int8"], IDS, None, None, NOTHING)
+            run(Rows(torch.zeros(4, K, dtype=torch.int8, device=device)), moved(matrices()["int8"], device), IDS.to(device), None, None, NOTHING)
 
-    def test_zeros_that_lie_otherwise_than_scales(self) -> None:
-        matrix = matrices()["int4 with zeros"]
+    @devices
+    def test_zeros_that_lie_otherwise_than_scales(self, device: str) -> None:
+        matrix = moved(matrices()["int4 with zeros"], device)
         assert matrix.zero is not None
         with pytest.raises(ValueError, match="zeros have the strides"):
-            run(Rows(rand(7, 4, K)), matrix._replace(zero=matrix.zero.contiguous()), IDS, None, None, NOTHING)
+            run(Rows(rand(7, 4, K).to(device)), matrix._replace(zero=matrix.zero.contiguous()), IDS.to(device), None, None, NOTHING)
+
+    def test_dense_weights_are_not_decoded(self) -> None:
+        with pytest.raises(ValueError, match="those with scales are decoded"):
+            decoded(matrices()["dense"])
 
     @pytest.mark.parametrize(("group", "fits"), [(16, False), (48, False), (32, True), (96, True)])
     def test_groups_that_no_instruction_fits_into(self, group: int, fits: bool) -> None:

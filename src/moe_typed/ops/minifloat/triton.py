@@ -95,7 +95,7 @@ def encode_e8m0(amax: tl.tensor, CARRY: tl.constexpr, EXPONENT: tl.constexpr) ->
 @triton.jit
 def decode_e8m0(byte: tl.tensor) -> tl.tensor:
     """Return the float32 values of e8m0 bytes, int32."""
-    bits = tl.where(byte == 0, _TWO_TO_MINUS_127, byte << _MANTISSA)
+    bits = tl.maximum(byte << _MANTISSA, _TWO_TO_MINUS_127)
     return float_of(tl.where(byte == _E8M0_NAN, _NAN, bits))
 
 

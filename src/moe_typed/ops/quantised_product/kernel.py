@@ -3,23 +3,13 @@
 import triton
 import triton.language as tl
 
-from ..align.blocks import swizzle
-from ..minifloat.triton import decode_e4m3fn, decode_e8m0
+from ..align.blocks import routes_of, swizzle
+from ..minifloat.triton import decode_e4m3fn
 from ..quantize.spec import MX_GROUP
 from .activate import activate_one, activate_pair
-from .decode import decode_piece, load_piece, scale_piece
-from .spec import MIDDLE, Code
+from .decode import codes_of, load_piece, scale_of, scale_piece
 
-_MIDDLE = tl.constexpr(MIDDLE)
-_INT4 = tl.constexpr(Code.INT4.value)
 _GROUP = tl.constexpr(MX_GROUP)
-
-
-@triton.jit
-def _scale_of(scales: tl.tensor, in_n: tl.tensor, group: int, SCALE_STEP: tl.constexpr, E8M0: tl.constexpr) -> tl.tensor:
-    """Return the scales of columns for a group, float32."""
-    held = tl.load(scales + group * SCALE_STEP, mask=in_n, other=0.0)
-    return decode_e8m0(held.to(tl.int32)) if E8M0 else held.to(tl.float32)
 
 
 @triton.jit
@@ -32,7 +22,7 @@ def _add_piece(
     zeros: tl.tensor | None,
     is_route: tl.tensor,
     in_n: tl.tensor,
-    start: int,
+    start: tl.tensor,
     K: tl.constexpr,
     ROWS_E8M0: tl.constexpr,
     ROW_GROUP: tl.constexpr,
@@ -44,30 +34,22 @@ def _add_piece(
     IN_REGISTERS: tl.constexpr,
     GROUP: tl.constexpr,
     SCALE_STEP: tl.constexpr,
-    MASKED: tl.constexpr,
+    N_MASKED: tl.constexpr,
     EACH: tl.constexpr,
     IMPRECISE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ) -> tl.tensor:
     """Return the sums with a piece of the depth added. ``weights``, ``scales``, ``zeros`` and ``a_by`` point at where the depth begins."""
-    held = tl.arange(0, BLOCK_K // PER_BYTE) < (K - start) // PER_BYTE
-    piece = load_piece(weights + start // PER_BYTE * WEIGHT_STEP, in_n, held, MASKED)
-    value = decode_piece(piece, CODE, BLOCK_N, BLOCK_K)
-    if CODE == _INT4:
-        if zeros is not None:
-            value -= tl.load(zeros + start // GROUP * SCALE_STEP, mask=in_n, other=0).to(tl.int32)[:, None]
-        else:
-            value -= _MIDDLE
-    if IN_REGISTERS and scales is not None:
-        group = tl.arange(0, BLOCK_K // _GROUP)
-        at = scales[:, None] + (group + start // _GROUP)[None, :] * SCALE_STEP
-        value = scale_piece(value, at, in_n, group < (K - start) // _GROUP, BLOCK_N, BLOCK_K)
+    value = codes_of(
+        weights, scales, zeros, in_n, start,
+        K, CODE, PER_BYTE, WEIGHT_STEP, IN_REGISTERS, GROUP, SCALE_STEP, N_MASKED, a_tile.dtype == tl.bfloat16, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     b_tile = tl.trans(value.to(a_tile.dtype))
     if EACH:
         part = tl.dot(a_tile, b_tile, input_precision="ieee").to(tl.float32)
         if scales is not None and not IN_REGISTERS:
-            part *= _scale_of(scales, in_n, start // GROUP, SCALE_STEP, E8M0)[None, :]
+            part *= scale_of(scales + start // GROUP * SCALE_STEP, in_n, E8M0)[None, :]
         if a_by is not None and not ROWS_E8M0:
             part *= tl.load(a_by + start // ROW_GROUP * ROW_SCALE_STEP, mask=is_route, other=0.0)[:, None]
         total += part
@@ -92,7 +74,7 @@ def _finish(
     """Return sums times the scales that are for the whole depth, plus the bias."""
     value = total.to(tl.float32)
     if scales is not None and not IN_REGISTERS and not EACH:
-        value *= _scale_of(scales, in_n, 0, 1, E8M0)[None, :]
+        value *= scale_of(scales, in_n, E8M0)[None, :]
     if a_by is not None and not ROWS_E8M0 and not EACH:
         value *= tl.load(a_by, mask=is_route, other=0.0)[:, None]
     if bias is not None:
@@ -109,7 +91,8 @@ def multiply(
     zero_ptr: tl.tensor | None,
     bias_ptr: tl.tensor | None,
     slots_ptr: tl.tensor,
-    block_expert_ptr: tl.tensor,
+    block_expert_ptr: tl.tensor | None,
+    live_ptr: tl.tensor | None,
     by_ptr: tl.tensor | None,
     out_ptr: tl.tensor,
     routes: tl.tensor,
@@ -118,6 +101,9 @@ def multiply(
     limit: tl.tensor,
     shift: tl.tensor,
     TOP_K: tl.constexpr,
+    PICKS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROUTES: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
     ROW_STRIDE: tl.constexpr,
@@ -149,16 +135,16 @@ def multiply(
 ) -> None:
     """Multiply; see triton.product. E8m0 scales are bytes, and so is e4m3 in Triton's interpreter."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    MASKED: tl.constexpr = N % BLOCK_N != 0 or K % BLOCK_K != 0
+    N_MASKED: tl.constexpr = N % BLOCK_N != 0
     # Whether sums are scaled after each group, and not once at the end.
     EACH: tl.constexpr = (GROUP < K and not IN_REGISTERS) or (ROW_GROUP < K and not ROWS_E8M0)
     INTEGER: tl.constexpr = rows_ptr.dtype.element_ty == tl.int8
     IMPRECISE: tl.constexpr = BLOCK_K if rows_ptr.dtype.element_ty == tl.float8e4nv else 0  # what wgmma sums of fp8 by itself has few bits
     block, tile = swizzle(tl.program_id(0), blocks, TILES, GROUP_M)
-    expert = tl.load(block_expert_ptr + block).to(tl.int64)  # before any product: what is behind it passes 2^31
+    expert, route = routes_of(slots_ptr, block_expert_ptr, live_ptr, block, routes, PICKS, EXPERTS, BLOCK_M, ROUTES)
     if expert < 0:
         return
-    route = tl.load(slots_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    expert = expert.to(tl.int64)  # before any product: what is behind it passes 2^31
     is_route = route < routes
     source = tl.where(is_route, route // TOP_K, 0).to(tl.int64)
     depth = tl.arange(0, BLOCK_K)
@@ -169,7 +155,7 @@ def multiply(
 
     a = rows_ptr + source[:, None] * ROW_STRIDE + depth[None, :]
     a_by = None if rows_scale_ptr is None else rows_scale_ptr + source * ROW_SCALE_STRIDE
-    matrix = weights_ptr + expert * EXPERT_STRIDE + tl.arange(0, BLOCK_K // PER_BYTE)[None, :] * WEIGHT_STEP
+    matrix = weights_ptr + expert * EXPERT_STRIDE
     b_gate = matrix + of_gate[:, None] * WEIGHT_STRIDE
     b_up = matrix + of_up[:, None] * WEIGHT_STRIDE
     gate_at = expert * SCALE_EXPERT + of_gate // SCALE_ROWS * SCALE_STRIDE
@@ -184,8 +170,8 @@ def multiply(
 
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if INTEGER and not EACH else tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if INTEGER and not EACH else tl.float32)
-    for start in range(0, K, BLOCK_K):
-        a_tile = load_piece(a + start, is_route, depth < K - start, True)
+    for start in tl.range(0, K, BLOCK_K):
+        a_tile = load_piece(a + start, is_route, depth < K - start, True, K % BLOCK_K != 0)
         if a_tile.dtype == tl.uint8:
             a_tile = decode_e4m3fn(a_tile)
         if ROWS_E8M0 and a_by is not None:
@@ -197,13 +183,13 @@ def multiply(
         gate = _add_piece(
             gate, a_tile, a_by, b_gate, gate_by, gate_zero, is_route, in_n, start,
             K, ROWS_E8M0, ROW_GROUP, ROW_SCALE_STEP, CODE, PER_BYTE, WEIGHT_STEP, E8M0, IN_REGISTERS, GROUP, SCALE_STEP,
-            MASKED, EACH, IMPRECISE, BLOCK_N, BLOCK_K,
+            N_MASKED, EACH, IMPRECISE, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         if PAIRED:
             up = _add_piece(
                 up, a_tile, a_by, b_up, up_by, up_zero, is_route, in_n, start,
                 K, ROWS_E8M0, ROW_GROUP, ROW_SCALE_STEP, CODE, PER_BYTE, WEIGHT_STEP, E8M0, IN_REGISTERS, GROUP, SCALE_STEP,
-                MASKED, EACH, IMPRECISE, BLOCK_N, BLOCK_K,
+                N_MASKED, EACH, IMPRECISE, BLOCK_N, BLOCK_K,
             )  # fmt: skip
 
     gate = _finish(gate, a_by, gate_by, gate_bias, is_route, in_n, ROWS_E8M0, E8M0, IN_REGISTERS, EACH)

@@ -29,6 +29,7 @@ _CODES: Final = {
     torch.uint8: Code.INT4,
 }
 _MOST: Final = 2**31 - 1
+E8M0: Final = torch.float8_e8m0fnu
 MIDDLE: Final = 8  # the zero of int4 codes that come without
 
 
@@ -37,7 +38,8 @@ class Matrix(NamedTuple):
 
     ``data``: (experts, N, K), or (experts, N, K / 2) where a byte holds two codes; any strides, but for those.
     ``scale``: (experts, N, G) of float8_e8m0fnu or a floating dtype, an entry for K / G of the depth; (experts, N / r, G) where one is for r rows.
-    Any strides, zero among them. None for dense weights. ``zero``: uint8, of the shape and strides of ``scale``; int4 alone has it.
+    Any strides, zero among them. None for dense weights. ``zero``: uint8 below 128, of the shape and strides of ``scale``; int4 alone
+    has it.
     ``bias``: (experts, N), contiguous.
     """
 

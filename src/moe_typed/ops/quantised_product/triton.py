@@ -10,25 +10,21 @@ from typing import Final
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
 
 from .._launch import Launcher
 from .._library import custom_op
 from ..activation.spec import Split
 from ..product_plans.spec import Tile
+from .held import as_held, constants_of, held
 from .kernel import multiply
-from .spec import NOTHING, Code, Epilogue, Matrix, Rows, check, scales_codes
-
-_PACKED: Final = (Code.FP4, Code.INT4)
-_INTERPRETED: Final = knobs.runtime.interpret  # as when the kernels were made
-_E8M0: Final = torch.float8_e8m0fnu
+from .spec import NOTHING, Epilogue, Matrix, Rows, check
 
 
 def product(
     rows: Rows,
     matrix: Matrix,
     slots: Tensor,
-    block_expert: Tensor,
+    block_expert: Tensor | None,
     routes: int,
     top_k: int,
     out_dtype: torch.dtype,
@@ -36,9 +32,11 @@ def product(
     split: Split | None = None,
     epilogue: Epilogue = NOTHING,
     route_weights: Tensor | None = None,
+    live: Tensor | None = None,
 ) -> Tensor:
     """See reference.product. ``slots``, ``block_expert``: as align returns them for blocks of ``tile.rows``. Dropped routes hold anything.
 
+    Without ``block_expert``, ``slots`` is topk_ids, int32 (tokens, k), of which ``live`` tokens count, and every program looks for its routes there.
     ``route_weights``: float32 (routes,), by which results are multiplied before they are rounded.
     ``tile.depth`` divides the groups of scales that are no powers of two (``plan.choose_tile``). Raises: ValueError for rows and weights that are
     not multiplied with each other.
@@ -46,41 +44,34 @@ def product(
     check(rows, matrix)
     columns = matrix.data.shape[1] // (1 if split is None else 2)
     out = rows.data.new_empty((routes, columns), dtype=out_dtype)
-    scale, zero = matrix.scale, matrix.zero
-    if scale is not None and zero is not None and scale.stride() != zero.stride():
-        raise ValueError(f"zeros have the strides {zero.stride()}, their scales {scale.stride()}")
+    data, scale, zero, bias, code, is_e8m0, in_registers = held(matrix, rows.data.dtype)
     place = [0, 0, 1] if split is None else list(split)
     _launch(
         as_held(rows.data if rows.data.stride(1) == 1 else rows.data.contiguous()),
         rows.scale if rows.scale is None else as_held(rows.scale),
-        as_held(matrix.data),
-        scale if scale is None else as_held(scale),
+        data,
+        scale,
         zero,
-        matrix.bias,
+        bias,
         slots,
         block_expert,
+        live,
         top_k,
+        1 if block_expert is not None else slots.shape[1],
         split is not None,
         place,
         epilogue.formula.value,
         epilogue.alpha,
         epilogue.limit,
         epilogue.shift,
-        matrix.code.value,
-        scale is not None and scale.dtype == _E8M0,
-        scales_codes(rows.data.dtype, matrix),
+        code,
+        is_e8m0,
+        in_registers,
         list(tile),
         route_weights,
         out,
     )
     return out
-
-
-def as_held(tensor: Tensor) -> Tensor:
-    """Return a tensor in a dtype that kernels load: e8m0 and e2m1 as bytes, and for the interpreter, which cannot convert it, e4m3 too."""
-    if tensor.dtype in (_E8M0, torch.float4_e2m1fn_x2) or (tensor.dtype == torch.float8_e4m3fn and _INTERPRETED):
-        return tensor.view(torch.uint8)
-    return tensor
 
 
 @custom_op("quantised_product", writes=("out",))
@@ -92,8 +83,10 @@ def _launch(
     weights_zero: Tensor | None,
     bias: Tensor | None,
     slots: Tensor,
-    block_expert: Tensor,
+    block_expert: Tensor | None,
+    live: Tensor | None,
     top_k: int,
+    picks: int,
     paired: bool,
     split: Sequence[int],
     formula: int,
@@ -109,7 +102,7 @@ def _launch(
 ) -> None:
     block_m, block_n, block_k, warps, stages, group = tile
     routes, columns = out.shape
-    blocks = block_expert.shape[0]
+    blocks = routes if block_expert is None else block_expert.shape[0]
     if not blocks:
         return
     depth = rows.shape[1]
@@ -117,6 +110,9 @@ def _launch(
     rows_e8m0 = rows_scale is not None and rows_scale.dtype == torch.uint8
     constants = {
         "TOP_K": top_k,
+        "PICKS": picks,
+        "EXPERTS": weights.shape[0],
+        "ROUTES": triton.next_power_of_2(routes) if block_expert is None else 0,
         "N": columns,
         "K": depth,
         "ROW_STRIDE": rows.stride(0),
@@ -124,18 +120,7 @@ def _launch(
         "ROW_GROUP": row_group,
         "ROW_SCALE_STRIDE": 0 if rows_scale is None else rows_scale.stride(0),
         "ROW_SCALE_STEP": 0 if rows_scale is None else rows_scale.stride(1),
-        "CODE": code,
-        "PER_BYTE": 2 if code in _PACKED else 1,
-        "EXPERT_STRIDE": weights.stride(0),
-        "WEIGHT_STRIDE": weights.stride(1),
-        "WEIGHT_STEP": weights.stride(2),
-        "E8M0": is_e8m0,
-        "IN_REGISTERS": in_registers,
-        "GROUP": depth if weights_scale is None else depth // weights_scale.shape[2],
-        "SCALE_ROWS": 1 if weights_scale is None else weights.shape[1] // weights_scale.shape[1],
-        "SCALE_EXPERT": 0 if weights_scale is None else weights_scale.stride(0),
-        "SCALE_STRIDE": 0 if weights_scale is None else weights_scale.stride(1),
-        "SCALE_STEP": 0 if weights_scale is None else weights_scale.stride(2),
+        **constants_of(weights, weights_scale, code, is_e8m0, in_registers, depth),
         "PAIRED": paired,
         "GATE": split[0],
         "UP": split[1],
@@ -146,7 +131,7 @@ def _launch(
         "BLOCK_K": block_k,
         "GROUP_M": group,
     }
-    tensors = (rows, rows_scale, weights, weights_scale, weights_zero, bias, slots, block_expert, route_weights, out)
+    tensors = (rows, rows_scale, weights, weights_scale, weights_zero, bias, slots, block_expert, live, route_weights, out)
     scalars = (routes, blocks, alpha, limit, shift)
     _PRODUCT(blocks * triton.cdiv(columns, block_n), tensors, scalars, constants, num_warps=warps, num_stages=stages)
 

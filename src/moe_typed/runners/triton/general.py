@@ -3,7 +3,12 @@
 Weights are read as they are held and decoded in registers. Rows without scales are multiplied in their own dtype, whatever the weights are (W8A16,
 W4A16). Rows that are quantised are multiplied as they are, and so are those between the products, which are quantised by the rule of the payload; but
 where the payload has one scale for all, each of these rows has its own, which is finer and depends on no other row. A function that no kernel knows
-is called as it is between the products, over the rows of all routes, and so is a norm behind them.
+is called as it is between the products, over the rows of all routes, and so is a norm behind them. Two cases differ:
+
+* Few rows, where reading weights takes the time: routes are not sorted, and the rows between the products are not quantised, which is more exact.
+* So many rows, in bfloat16 or mxfp8, that decoding weights for each block of them takes longer than doing so once: weights are decoded to bfloat16
+  (and rounded to it), rows upscaled, and both multiplied by the wide kernel, on GPUs that run it. That takes memory for one projection of all
+  experts at a time, at most 2 * experts * 2 * inter * hidden bytes, from torch's allocator and back to it in each call, so that layers share it.
 """
 
 from typing import ClassVar, final, overload
@@ -27,13 +32,18 @@ from ...formats import (
     MxFp8Rows,
     Payload,
 )
-from ...ops.activation.spec import Split
+from ...ops.activation.spec import Gate, Split
 from ...ops.align.triton import align
-from ...ops.quantised_product.plan import choose_tile, fitting_depth
-from ...ops.quantised_product.spec import Epilogue, Formula, Matrix, Rows
+from ...ops.product_plans.choose import Layer, wide_takes
+from ...ops.product_plans.spec import WIDE_ROWS, How
+from ...ops.quantised_product.decoded import decoded
+from ...ops.quantised_product.plan import choose_how, choose_tile, fitting_depth
+from ...ops.quantised_product.spec import Code, Epilogue, Formula, Matrix, Rows
 from ...ops.quantised_product.triton import product
 from ...ops.quantize.triton import quantize_fp8_groups, quantize_fp8_rows, quantize_int8_rows, quantize_mxfp8
 from ...ops.sum_routes.triton import sum_routes
+from ...ops.upscale.triton import upscale_mxfp8
+from ...ops.wide_product import triton as wide
 from ...routing import Ids, Routing
 from ...stages import (
     FlatRowsInput,
@@ -53,6 +63,8 @@ from .int4 import ExpertRowsMeetInt4Weights, FlatRowsMeetInt4Weights, TritonInt4
 
 _FP8_CAPABILITY = (8, 9)  # the first device generation whose tensor cores multiply e4m3 (Ada)
 _CAPABILITY = (8, 0)  # the first one that multiplies bfloat16 (Ampere)
+_WIDE_GENERATION = 9  # that has the matrix instructions of the wide kernel (Hopper)
+_SUPERBLOCK = 8  # blocks that go through the columns side by side
 
 
 @final
@@ -62,7 +74,8 @@ class TritonGeneralRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInpu
 
     ``accepts``: the payloads that it takes. ``split``: None where the columns of the first product are no pairs to the kernel. ``epilogue``: what the
     kernel does of the activation; nothing, where that is called as it is. ``out_dtype``: of results, where rows are quantised; that of the rows where
-    they are not. ``has_fp8``: whether the device knows e4m3.
+    they are not. ``has_fp8``: whether the device knows e4m3. ``wide``: what the wide kernel does between the products; None where it does not run, or
+    does not take the layer.
     """
 
     name: ClassVar[str] = "triton"
@@ -76,6 +89,7 @@ class TritonGeneralRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInpu
     accepts: tuple[type[Payload], ...]
     out_dtype: torch.dtype
     has_fp8: bool
+    wide: Gate | None = None
 
     @overload
     def run(self, runner_input: FlatRowsInput, /) -> SummedRowsOutput: ...
@@ -105,17 +119,32 @@ class TritonGeneralRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInpu
             FlatRowsMeetInt4Weights(self.weights, runner_input)
         else:
             FlatRowsMeetWeights(self.weights, runner_input)
-        payload, ids = runner_input.payload, runner_input.routing.topk_ids
+        payload, ids = runner_input.payload, runner_input.routing.topk_ids.contiguous()
         routes, top_k = ids.numel(), ids.shape[1]
         rows, dtype = self._rows(payload)
+        how = choose_how(rows, self.up, routes, wide=self.wide is not None and dtype == torch.bfloat16)
+        if how is How.WIDE:
+            return self._multiply_decoded(payload, ids, live)
         tile = choose_tile(rows, self.up, routes, paired=self.split is not None)
-        slots, block_expert = align(ids.contiguous(), live, self.up.data.shape[0], tile.rows)
-        inner = product(rows, self.up, slots, block_expert, routes, top_k, dtype, tile, self.split, self.epilogue)
+        slots, blocks = (ids, None) if how is How.WALK else align(ids, live, self.up.data.shape[0], tile.rows)
+        inner = product(rows, self.up, slots, blocks, routes, top_k, dtype, tile, self.split, self.epilogue, live=live)
         if self.epilogue.formula is Formula.NOTHING:
             inner = self.activation.activate(inner, self.weights.order)
-        between = _requantised(payload, inner, None if live is None else live * top_k)
+        between = Rows(inner) if how is How.WALK else _requantised(payload, inner, None if live is None else live * top_k)
         tile = choose_tile(between, self.down, routes, paired=False)
-        return self.activation.finish(product(between, self.down, slots, block_expert, routes, 1, dtype, tile))
+        return self.activation.finish(product(between, self.down, slots, blocks, routes, 1, dtype, tile, live=live))
+
+    def _multiply_decoded(self, payload: Payload, ids: Tensor, live: Tensor | None) -> Tensor:
+        """Return the result of each route, by weights that are decoded first: one projection at a time."""
+        if self.split is None or self.wide is None:
+            raise ValueError("the wide kernel does not take this layer")
+        rows = upscale_mxfp8(payload.data, payload.scale, live=live) if isinstance(payload, MxFp8Rows) else payload.data
+        if rows.stride(1) != 1 or rows.stride(0) * rows.element_size() % 16:
+            rows = rows.contiguous()
+        slots, blocks = align(ids, live, self.up.data.shape[0], WIDE_ROWS)
+        b13, b2, dtype, group = self.up.bias, self.down.bias, rows.dtype, _SUPERBLOCK
+        inner, _ = wide.up_product(rows, None, decoded(self.up), None, b13, slots, blocks, ids.shape[1], self.split, self.wide, dtype, group)
+        return self.activation.finish(wide.down_product(inner, None, decoded(self.down), None, b2, slots, blocks, ids.numel(), dtype, group))
 
     def _run_in_place(self, runner_input: ExpertRowsInput) -> Tensor:
         if isinstance(self.weights, TritonInt4Weights):
@@ -198,7 +227,8 @@ def make_general_runner(
         raise UnsupportedError(f"the activation {activation.name!r} does not take rows in the order {weights.order.title!r}")
     epilogue = epilogue_of(activation)
     split = split_of(weights.order, weights.inter) if epilogue.formula.is_paired else None
-    return TritonGeneralRunner(weights, up, down, activation, split, epilogue, accepts, out_dtype, _has_fp8(up.data.device))
+    gate = Gate(*epilogue[1:]) if epilogue.formula is Formula.GATED and _is_wide(up, down, split) else None
+    return TritonGeneralRunner(weights, up, down, activation, split, epilogue, accepts, out_dtype, _has_fp8(up.data.device), gate)
 
 
 def require_general(data: Tensor, name: str) -> None:
@@ -231,3 +261,12 @@ def _has_fp8(device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+
+
+def _is_wide(up: Matrix, down: Matrix, split: Split | None) -> bool:
+    """Say whether weights, decoded to bfloat16, are multiplied by the wide kernel."""
+    device = up.data.device
+    if split is None or up.code is Code.DENSE or device.type != "cuda" or torch.version.hip is not None:
+        return False
+    layer = Layer(torch.bfloat16, up.data.shape[0], up.depth, down.depth, split.step > 1)
+    return torch.cuda.get_device_capability(device)[0] == _WIDE_GENERATION and wide_takes(layer)
