@@ -9,10 +9,10 @@ from torch import Tensor
 from moe_typed.formats import GateUp, GateUpOrder, Interleaved, Ungated, UpGate
 from moe_typed.ops.activation.spec import Split
 from moe_typed.ops.align.triton import align
-from moe_typed.ops.product_plans.spec import Tile
-from moe_typed.ops.quantised_product import reference, vector
+from moe_typed.ops.product_plans.spec import How
+from moe_typed.ops.quantised_product import reference
 from moe_typed.ops.quantised_product.decoded import decoded
-from moe_typed.ops.quantised_product.plan import choose_tile, fitting_depth
+from moe_typed.ops.quantised_product.plan import choose_how, choose_tile, fitting_depth
 from moe_typed.ops.quantised_product.spec import NOTHING, Code, Epilogue, Formula, Matrix, Rows
 from moe_typed.ops.quantised_product.triton import product
 from moe_typed.ops.quantize import reference as quantize
@@ -108,10 +108,6 @@ def run(rows: Rows, matrix: Matrix, ids: Tensor, live: Tensor | None, split: Spl
     return product(rows, matrix, slots, block_expert, ids.numel(), ids.shape[1], torch.float32, tile, split, epilogue, live)
 
 
-def vector_tile(matrix: Matrix, most: int = 64) -> Tile:
-    return Tile(1, 8, fitting_depth(Rows(torch.empty(0, matrix.depth, dtype=torch.bfloat16)), matrix, most), 4, 1)
-
-
 @devices
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @pytest.mark.parametrize(("split", "epilogue"), EPILOGUES.values(), ids=EPILOGUES.keys())
@@ -135,34 +131,13 @@ def test_routes_that_are_not_sorted(device: str, name: str, split: Split | None,
     assert torch.equal(found[kept], run(rows, matrix, ids, None, split, epilogue)[kept])
 
 
-@devices
-@pytest.mark.parametrize(("name", "kind"), CASES)
-@pytest.mark.parametrize(("split", "epilogue"), EPILOGUES.values(), ids=EPILOGUES.keys())
-def test_the_first_product_of_single_routes(device: str, name: str, kind: str, split: Split | None, epilogue: Epilogue) -> None:
-    matrix, rows, ids = moved(matrices()[name], device), rows_of(kind, SMALL * rand(7, 4, K).to(device)), IDS.to(device)
-    live = torch.tensor([3], dtype=torch.int32, device=device)
-    found = vector.up_product(rows, matrix, ids, live, torch.float32, vector_tile(matrix), split, epilogue)
-    expected = reference.product(rows, matrix, ids, live, 2, torch.float32, split, epilogue)
-    kept = [0, 1, 3, 4, 5]
-    assert distance(found[kept], expected[kept]) <= 1e-5
-
-
-@devices
-@pytest.mark.parametrize("name", matrices())
-@pytest.mark.parametrize("most", [32, 128])
-def test_the_second_product_of_few_rows_sums_their_routes(device: str, name: str, most: int) -> None:
-    matrix, ids, rows = moved(matrices()[name], device), IDS.to(device), rand(7, 8, K).to(device)
-    live, router = torch.tensor([3], dtype=torch.int32, device=device), rand(8, 4, 2).to(device)
-    found = vector.down_product_summed(rows, matrix, ids, router, live, torch.float32, vector_tile(matrix, most))
-    routes = reference.product(Rows(rows), matrix, ids, live, 1, torch.float32).view(4, 2, N)
-    expected = (routes * router.unsqueeze(2)).sum(1)
-    assert distance(found, expected) <= 1e-5
-    assert not bool(found[3:].any())
-
-
 @pytest.mark.parametrize(
     ("device", "dtype"),
-    [pytest.param("cpu", torch.float32, marks=on_cpu), pytest.param("cuda", torch.float32, marks=on_cuda), pytest.param("cuda", torch.bfloat16, marks=on_cuda)],
+    [
+        pytest.param("cpu", torch.float32, marks=on_cpu),
+        pytest.param("cuda", torch.float32, marks=on_cuda),
+        pytest.param("cuda", torch.bfloat16, marks=on_cuda),
+    ],
 )
 @pytest.mark.parametrize("name", [name for name, matrix in matrices().items() if matrix.code is not Code.DENSE])
 def test_decoded_weights_are_their_values(device: str, dtype: torch.dtype, name: str) -> None:
@@ -263,3 +238,28 @@ def test_every_height_of_tiles(device: str, kind: str, routes: int) -> None:
     found = run(rows, matrix, ids, None, None, NOTHING)
     expected = reference.product(rows, matrix, ids, None, 1, torch.float32)
     assert distance(found, expected) <= RTOL[kind]
+
+
+@pytest.mark.parametrize("name", matrices())
+@pytest.mark.parametrize("routes", [1, 64, 65, 300, 10_000])
+def test_both_products_have_tiles_of_one_height(name: str, routes: int) -> None:
+    matrix = matrices()[name]
+    heights = {choose_tile(rows_of(kind, rand(1, 1, K)), matrix, routes, paired=paired).rows for kind in kinds(matrix) for paired in (False, True)}
+    assert len(heights) == 1  # routes are sorted once, in blocks of that height
+
+
+class TestHow:
+    def test_few_routes_are_not_sorted(self) -> None:
+        matrix, rows = matrices()["int8"], Rows(rand(1, 1, K).bfloat16())
+        hows = [choose_how(rows, matrix, routes, wide=True) for routes in (1, 16 * EXPERTS, 16 * EXPERTS + 1)]
+        assert hows == [How.WALK, How.WALK, How.SORTED]
+
+    @pytest.mark.parametrize("kind", ["bf16", "mxfp8", "fp16", "int8"])
+    @pytest.mark.parametrize("wide", [False, True])
+    def test_weights_are_decoded_once_for_many_rows_in_bf16_alone(self, kind: str, wide: bool) -> None:
+        matrix = matrices()["mxfp8" if kind == "mxfp8" else "int8"]
+        decoded_once = wide and kind in ("bf16", "mxfp8")
+        assert choose_how(rows_of(kind, rand(1, 1, K)), matrix, 10_000, wide=wide) is (How.WIDE if decoded_once else How.SORTED)
+
+    def test_dense_weights_are_never_decoded(self) -> None:
+        assert choose_how(Rows(rand(1, 1, K).bfloat16()), matrices()["dense"], 10_000, wide=True) is How.SORTED

@@ -16,6 +16,8 @@ from moe_typed.formats import (
     CompressedInt4ExpertWeights,
     Fp8ChannelExpertWeights,
     Fp8TensorExpertWeights,
+    Fp8TensorRows,
+    Fp8TokenRows,
     Fp16TransposedExpertWeights,
     Fp16UngatedExpertWeights,
     Fp32TransposedExpertWeights,
@@ -25,13 +27,18 @@ from moe_typed.formats import (
     Int8ChannelExpertWeights,
     MxFp4ExpertWeights,
     MxFp8ExpertWeights,
+    MxFp8Rows,
     Ungated,
     quantizers,
 )
+from moe_typed.ops.quantised_product import reference
+from moe_typed.ops.quantised_product.spec import Rows
 from moe_typed.routing import LocalIds
 from moe_typed.runners import Activation, SiluAndMul, reference_experts
 from moe_typed.runners.triton import AnyTritonWeights, TritonCheckpoint, prepare_triton
+from moe_typed.runners.triton.activations import epilogue_of, split_of
 from moe_typed.runners.triton.general import TritonGeneralRunner
+from moe_typed.runners.triton.operands import ScaledCheckpoint, operands
 from moe_typed.stages import FlatRowsInput
 from tests.ops.support import on_cpu, on_cuda
 from tests.runners.triton_support import row_norms
@@ -212,3 +219,32 @@ def check(
     error, norm = row_norms(found[:live].float() - expected), row_norms(expected)
     assert bool((error <= TOLERANCE[rows_fmt] * norm).all()), f"largest error of a row: {float((error / norm).nan_to_num().max()):.2e}"
     assert not bool(found[live:].any())
+
+
+def requantising_reference(
+    payload: Payload, routing: Routing[LocalIds], weights: ScaledCheckpoint, activation: Activation, dtype: torch.dtype
+) -> Tensor:
+    """Return what the layer is where rows between the products have ``dtype``, and are then quantised as the payload was; live rows, no kernels."""
+    up, down = operands(weights)
+    ids, by = routing.topk_ids, routing.topk_weights
+    split, epilogue = split_of(weights.order, weights.inter), epilogue_of(activation)
+    rows = Rows(payload.dequantize())
+    inner = reference.product(rows, up, ids, None, ids.shape[1], dtype, split, epilogue)
+    between = Rows(quantize_rows(payload, inner).dequantize())
+    return (reference.product(between, down, ids, None, 1, torch.float32).view(*ids.shape, -1) * by.unsqueeze(2)).sum(1)
+
+
+def quantize_rows(payload: Payload, rows: Tensor) -> Payload:
+    """Return rows as the runner quantises them between the products."""
+    match payload:
+        case Fp8TensorRows() | Fp8TokenRows():  # one scale a row for both
+            return quantizers.fp8_token.run(Fp32Rows(rows.float()))
+        case MxFp8Rows():
+            return quantizers.mxfp8.run(Fp32Rows(rows.float()))
+        case _:
+            return quantizers.int8_token.run(Fp32Rows(rows.float()))
+
+
+def errors(found: Tensor, expected: Tensor) -> Tensor:
+    """Return |found - expected| / |expected| of each row."""
+    return (row_norms(found.float() - expected) / row_norms(expected)).nan_to_num()
