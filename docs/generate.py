@@ -391,6 +391,50 @@ def figures_slabs() -> str:
     return f"{run.device}, torch {run.torch}, Triton {run.triton}.\n\n" + _table(head, lines)
 
 
+@attrs.frozen
+class Held:
+    """One measured cell of the benchmark of weight formats."""
+
+    shape: str
+    weights: str
+    rows: str
+    tokens: int
+    graph_us: float
+    floor_us: float
+    bf16_us: float
+
+
+@attrs.frozen
+class HeldRun:
+    """One run of the benchmark of weight formats."""
+
+    device: str
+    torch: str
+    triton: str
+    rows: tuple[Held, ...]
+
+
+def figures_formats() -> str:
+    """Return the figures of layers over weights in other formats."""
+    path = ROOT / "benchmarks" / "results" / "h200_formats.json"
+    if not path.exists():
+        return "Whole layers have not been measured yet.\n"
+    run = make_converter().structure(json.loads(path.read_text()), HeldRun)
+    by_place = {(cell.shape, cell.weights, cell.rows, cell.tokens): cell for cell in run.rows}
+    sizes = sorted({cell.tokens for cell in run.rows})
+    lines: list[tuple[str, ...]] = []
+    for shape in dict.fromkeys(cell.shape for cell in run.rows):
+        kinds = list(dict.fromkeys((cell.weights, cell.rows) for cell in run.rows if cell.shape == shape))
+        bf16 = (by_place[shape, *kinds[0], size].bf16_us for size in sizes)
+        lines.append((shape, "bf16", "bf16", *(f"{time:.1f}" for time in bf16)))
+        for weights, rows in kinds:
+            cells = (by_place[shape, weights, rows, size] for size in sizes)
+            figures = (f"{cell.graph_us:.1f} ({cell.graph_us / cell.floor_us:.2f}, {cell.graph_us / cell.bf16_us:.2f})" for cell in cells)
+            lines.append(("", weights, rows, *figures))
+    head = ("layer", "weights", "rows", *(f"{size} tokens" for size in sizes))
+    return f"{run.device}, torch {run.torch}, Triton {run.triton}.\n\n" + _table(head, lines)
+
+
 def _compared(other: Timed, ours: Timed) -> str:
     return "no graph" if math.isnan(other.graph_us) else f"{other.graph_us:.1f} ({other.graph_us / ours.graph_us:.1f}x)"
 
@@ -411,6 +455,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "figures-wire": figures_wire,
     "figures-fused-moe": figures_fused_moe,
     "figures-slabs": figures_slabs,
+    "figures-formats": figures_formats,
     "figures-transformers": figures_transformers,
     "figures-transformers-python": figures_transformers_python,
 }

@@ -105,7 +105,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 def run(rows: Rows, matrix: Matrix, ids: Tensor, live: Tensor | None, split: Split | None, epilogue: Epilogue, *, walk: bool = False) -> Tensor:
     tile = choose_tile(rows, matrix, ids.numel(), paired=split is not None)
     slots, block_expert = (ids, None) if walk else align(ids, live, EXPERTS, tile.rows)
-    return product(rows, matrix, slots, block_expert, ids.numel(), ids.shape[1], torch.float32, tile, split, epilogue, live)
+    return product(rows, matrix, slots, block_expert, ids.numel(), ids.shape[1], torch.float32, tile, split, epilogue, live=live)
 
 
 @devices

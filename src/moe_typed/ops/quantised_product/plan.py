@@ -18,7 +18,7 @@ _HEIGHTS_BY_CODE: Final = (16, 64)
 _HIGHEST: Final = 128
 
 # Measured on an H200, for 128 experts of 2048 x 768, rows in bfloat16.
-_MOST_WALKED: Final = 64  # routes; at 512, walking takes 1.2 (first product) and 1.2 to 3 times (second) as long
+_MOST_WALKED: Final = 64  # routes; at 512, walking takes 1.2 to 1.5 (first product) and 1.2 to 3 times (second) as long
 # Rows an expert from which on decoding its weights once, for the wide kernel, takes less. What each takes is proportional to the weights, whatever
 # their sizes. In microseconds for those 604 million: decoding 455, the wide kernel 198 + 1.87 a row, tiles that decode int8 4.0 a row. Those that
 # multiply codes by scales took 1.2 times that at 32 rows.
