@@ -189,7 +189,7 @@ def cell(name: str, fmt: str, rows_fmt: str, runner: TritonGeneralRunner, bf16: 
 
 def cells(shapes: Sequence[str], tokens: Sequence[int], formats: Sequence[str]) -> Iterator[Row]:
     for name in shapes:
-        bf16 = make_layer(SHAPES[name], "bf16").runner()
+        bf16 = make_layer(SHAPES[name], "bf16").runner
         for fmt in dict.fromkeys(fmt for fmt, _ in FORMATS if fmt in formats):
             runner = _prepare(make_weights(SHAPES[name], fmt))
             for rows_fmt in (rows for known, rows in FORMATS if known == fmt):
