@@ -104,10 +104,7 @@ def _compile(job: _Job) -> None:
     runner = make_runner(_weights(job.layer), SiluAndMul(), torch.bfloat16)
     plans = runner.plans._replace(tuned={job.layer.top_k: ((job.tokens, job.plan),)})
     forced = attrs.evolve(runner, plans=plans)
-    if job.plan.how is How.VECTOR:
-        forced.run(_input(job))
-    else:
-        forced.run_routes(_input(job))  # what sums the routes is one kernel for all plans
+    forced.run(_input(job))
 
 
 def _meta(dtype: torch.dtype, *shape: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ def sum_routes(results: Tensor, topk_ids: Tensor, topk_weights: Tensor, live: Te
 @custom_op("sum_routes", writes=("out",))
 def _launch(results: Tensor, topk_ids: Tensor, topk_weights: Tensor, live: Tensor | None, num_experts: int, out: Tensor) -> None:
     rows, hidden = out.shape
-    if not rows:
+    if not rows or out.is_meta:  # without memory there is nothing to sum
         return
     with device_of(out):
         _sum_routes[(rows, triton.cdiv(hidden, _BLOCK_H))](
