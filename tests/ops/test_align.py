@@ -39,7 +39,8 @@ def test_every_kept_route_has_one_slot_in_a_block_of_its_expert(device: str, ali
 
 @devices
 @pytest.mark.parametrize(
-    ("rows", "k", "num_experts", "block_m"), [(64, 8, 128, 16), (1, 1, 512, 128), (1100, 1, 40, 32), (400, 8, 256, 64), (2100, 4, 1, 128)]
+    ("rows", "k", "num_experts", "block_m"),
+    [(64, 8, 128, 16), (16, 8, 128, 8), (128, 1, 3, 8), (1, 1, 512, 128), (1100, 1, 40, 32), (400, 8, 256, 64), (2100, 4, 1, 128)],
 )
 @pytest.mark.parametrize("live", [None, 0, 0.6])
 def test_the_kernels_sort_as_the_reference_does(device: str, rows: int, k: int, num_experts: int, block_m: int, live: float | None) -> None:
@@ -48,6 +49,16 @@ def test_the_kernels_sort_as_the_reference_does(device: str, rows: int, k: int, 
     count = None if live is None else torch.tensor([int(live * rows)], dtype=torch.int32, device=device)
     for found, wanted in zip(align_fast(ids, count, num_experts, block_m), reference.align(ids, count, num_experts, block_m), strict=True):
         assert torch.equal(found, wanted)
+
+
+@devices
+@pytest.mark.parametrize(("rows", "k"), [(8, 8), (64, 8), (200, 8), (1100, 8)])
+def test_the_kernels_clear_what_they_are_given(device: str, rows: int, k: int) -> None:
+    ids = torch.randint(-1, 5, (rows, k), generator=torch.Generator().manual_seed(rows), dtype=torch.int32).to(device)
+    around = torch.full((rows * k + 4,), 7, dtype=torch.int32, device=device)
+    for found, wanted in zip(align_fast(ids, None, 4, 16, around[1:-1]), reference.align(ids, None, 4, 16), strict=True):
+        assert torch.equal(found, wanted)
+    assert ints(around) == [7, *[0] * (rows * k + 2), 7]
 
 
 @devices

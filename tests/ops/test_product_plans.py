@@ -38,6 +38,25 @@ def test_what_the_wide_kernel_takes() -> None:
     assert not any(wide_takes(one) for one in refused)
 
 
+def test_few_rows_an_expert_are_streamed_where_the_kernel_runs() -> None:
+    plans = Plans(layer(), True, {})
+    assert [plans.choose(tokens, 2).how for tokens in (2, 3, 64, 65)] == [How.VECTOR, How.STREAM, How.STREAM, How.SORTED]
+    assert plans.choose(8, 2).up.rows == 8  # an expert has no more rows than there are tokens
+    assert plans.choose(9, 2).up.rows > 8
+    assert plans.without_wide().choose(64, 2).how is How.WALK
+    assert Plans(layer(interleaved=True), True, {}).choose(64, 2).how is How.WALK
+    for inter, hidden, columns in [(256, 1024, 512), (256, 640, 128), (640, 1024, 128)]:
+        assert Plans(layer(inter=inter, hidden=hidden), True, {}).choose(8, 2).down.columns == columns
+
+
+def test_a_measured_plan_for_the_streaming_kernel_is_not_taken_where_that_does_not_run() -> None:
+    tile = Tile(8, 64, 128, 4, 11)
+    tuned = {2: ((8, Plan(How.STREAM, tile, tile)),)}
+    assert Plans(layer(), True, tuned).choose(1, 2).up == tile
+    for other in (Plans(layer(), False, tuned), Plans(layer(interleaved=True), True, tuned)):
+        assert other.choose(1, 2) == other.by_rule(1, 2)
+
+
 def test_many_rows_an_expert_go_to_the_wide_kernel_where_it_runs() -> None:
     plans = Plans(layer(), True, {})
     assert plans.choose(5000, 2).how is How.WIDE
@@ -60,6 +79,22 @@ def test_the_nearest_number_of_tokens_is_taken_by_ratio(tmp_path: Path) -> None:
     assert narrow.choose(10**6, 2) == Plans(layer(), False, {}).choose(10**6, 2)
 
 
+SHARED_BYTES = 228 * 1024  # of a multiprocessor of compute capability 9.0, of which each program takes a KiB more than it says
+
+
+def stream_bytes(plan: Plan, *, fp8: bool) -> int:
+    """Return what the stages of the streaming kernel take: 128 rows of weights, rows (for fp8 twice as many, and scales), and two barriers."""
+    return plan.up.stages * (128 * 128 + plan.up.rows * (2 * 128 + 16 if fp8 else 128) + 16) + 1024
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("tokens", [3, 9, 64])
+def test_stages_of_a_streaming_plan_by_rule_fit(tokens: int, fp8: bool) -> None:
+    plan = Plans(layer(torch.float8_e4m3fn if fp8 else torch.bfloat16), True, {}).choose(tokens, 2)
+    assert plan.how is How.STREAM
+    assert SHARED_BYTES * 3 // 4 < stream_bytes(plan, fp8=fp8) <= SHARED_BYTES
+
+
 @pytest.mark.parametrize("path", TUNED, ids=[path.stem for path in TUNED])
 def test_measured_plans_are_ones_that_the_kernels_take(path: Path) -> None:
     for entry in json.loads(path.read_text()):
@@ -71,7 +106,11 @@ def test_measured_plans_are_ones_that_the_kernels_take(path: Path) -> None:
             plan = Plan(How(one["how"]), Tile(*one["up"]), Tile(*one["down"]))
             assert plan.up.rows == plan.down.rows
             assert plan.how is not How.WALK or one["tokens"] * entry["top_k"] <= MOST_WALKED
-            assert plan.how is not How.WIDE or wide_takes(known)
+            assert plan.how not in (How.WIDE, How.STREAM) or wide_takes(known)
+            if plan.how is How.STREAM:
+                assert plan.up.rows in (8, 16, 32, 64)
+                assert plan.down.columns == 128 or not (plan.down.columns % 128 or entry["hidden"] % plan.down.columns)
+                assert stream_bytes(plan, fp8=entry["format"] == "fp8") * plan.up.group <= SHARED_BYTES
             if entry["format"] == "fp8" and plan.how in (How.WALK, How.SORTED):
                 assert plan.up.depth == plan.down.depth == 128
                 assert plan.up.columns <= 128

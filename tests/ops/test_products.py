@@ -11,6 +11,7 @@ from moe_typed.ops.down_product import reference as down_reference
 from moe_typed.ops.down_product.triton import down_product
 from moe_typed.ops.down_product.vector import down_product_summed
 from moe_typed.ops.product_plans.spec import Tile
+from moe_typed.ops.stream_product import triton as stream
 from moe_typed.ops.up_product import reference as up_reference
 from moe_typed.ops.up_product import vector
 from moe_typed.ops.up_product.triton import up_product
@@ -133,6 +134,132 @@ def test_wide(dtype: torch.dtype, order: int, hidden: int, inter: int, group: in
     check_up(by_route(inner, slots, routes), made, split, OAI)
     found = wide.down_product(inner, None, made.w2, None, made.b2, slots, block_expert, routes, dtype, group)
     check_down(found, by_route(inner, slots, routes), made)
+
+
+class Streamed(NamedTuple):
+    """Shapes of a layer, rows and stages of a block, how many programs a multiprocessor has, and the columns of a piece of the second product."""
+
+    tokens: int
+    k: int
+    experts: int
+    hidden: int
+    inter: int
+    rows: int
+    stages: int = 4
+    programs: int = 1
+    columns: int = 128
+
+    def tiles(self) -> tuple[Tile, Tile]:
+        return Tile(self.rows, 64, 128, 4, self.stages, self.programs), Tile(self.rows, self.columns, 128, 4, self.stages, self.programs)
+
+
+STREAMED = [
+    Streamed(1, 1, 3, 256, 128, 8),
+    Streamed(5, 3, 4, 320, 192, 8, programs=2),  # hidden is not whole pieces
+    Streamed(70, 2, 4, 1024, 128, 16, columns=512),  # several blocks an expert, and a sum by itself
+    Streamed(64, 8, 300, 512, 192, 8, 11),
+    Streamed(60, 5, 8, 256, 1024, 32),
+    Streamed(40, 3, 2, 2048, 64, 64, 3, columns=256),
+]
+
+
+def sums(products: torch.Tensor, routes: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+    tokens, k = router.shape
+    return torch.zeros(tokens, products.shape[1], device=router.device).index_add_(0, routes // k, products * router.flatten()[routes].unsqueeze(1))
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=on_hopper) for dtype in (torch.float16, torch.bfloat16)])
+@pytest.mark.parametrize("sizes", STREAMED)
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("live", [None, 0.6])
+def test_streamed(dtype: torch.dtype, sizes: Streamed, order: int, live: float | None) -> None:
+    made = layer("cuda", dtype, sizes.tokens, sizes.k, sizes.experts, sizes.hidden, sizes.inter)
+    count = None if live is None else int(live * sizes.tokens)
+    if count is not None:
+        made.rows[count:] = NAN
+    counted = made.ids.clone()
+    counted[count if count is not None else sizes.tokens :] = -1
+    router = torch.rand(sizes.tokens, sizes.k, generator=torch.Generator().manual_seed(2)).to("cuda")
+    router[counted < 0] = NAN
+    split, routes = splits(sizes.inter)[order], kept(counted, sizes.experts)
+    on_device = None if count is None else torch.tensor([count], dtype=torch.int32, device="cuda")
+    operands = stream.Operands(made.rows, None, made.w13, None, made.b13, made.w2, None, made.b2, made.ids, on_device)
+    expert = made.ids.flatten()[routes]
+    inner = up_reference.up_product(made.rows, None, made.w13, None, made.b13, routes // sizes.k, expert, split, OAI)
+    wanted = down_reference.down_product(inner, None, made.w2, None, made.b2, expert)
+    summed = sums(wanted, routes, torch.where(counted < 0, 0.0, router))
+    for _ in range(2):  # what stands in memory from the first time is not taken for done
+        found = stream.layer(operands, router, split, OAI, dtype, *sizes.tiles())
+        if routes.numel():
+            close(found, summed, TOLERANCE[dtype])
+            close(stream.products(operands, split, OAI, dtype, *sizes.tiles())[routes], wanted, TOLERANCE[dtype])
+        assert not bool(found[counted.lt(0).logical_or(counted.ge(sizes.experts)).all(1)].any())
+
+
+def blocks128(seed: int, *shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return random e4m3 weights, a scale for each 128 x 128 of them, and what they stand for."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(*shape, generator=generator).to(torch.float8_e4m3fn)
+    scale = (torch.rand(shape[0], shape[1] // 128, shape[2] // 128, generator=generator) + 0.5) / shape[2] ** 0.5
+    wide_scale = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return weights.cuda(), scale.cuda(), (weights.float() * wide_scale).cuda()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(sizes, marks=on_hopper)
+        for sizes in [
+            Streamed(1, 2, 3, 256, 128, 8),
+            Streamed(7, 8, 20, 1024, 256, 8, programs=2, columns=512),
+            Streamed(70, 2, 4, 1024, 128, 16, columns=256),
+            Streamed(64, 8, 300, 512, 384, 16, 9),
+            Streamed(60, 5, 8, 256, 1024, 32),
+        ]
+    ],
+)
+def test_streamed_fp8(sizes: Streamed) -> None:
+    made = layer("cuda", torch.float32, sizes.tokens, sizes.k, sizes.experts, sizes.hidden, sizes.inter)
+    (w13, s13, d13), (w2, s2, d2) = (
+        blocks128(seed, sizes.experts, *shape) for seed, shape in enumerate([(2 * sizes.inter, sizes.hidden), (sizes.hidden, sizes.inter)])
+    )
+    groups = made.rows.view(sizes.tokens, -1, 128)
+    scale = groups.abs().amax(2) / 448
+    rows = (groups / scale.unsqueeze(2)).to(torch.float8_e4m3fn)
+    known = (rows.float() * scale.unsqueeze(2)).view_as(made.rows)
+    split, routes = splits(sizes.inter)[0], kept(made.ids, sizes.experts)
+    expert = made.ids.flatten()[routes]
+    b13, b2 = made.b13.bfloat16(), made.b2.bfloat16()
+    operands = stream.Operands(rows.view_as(made.rows), scale, w13, s13, b13, w2, s2, b2, made.ids, None)
+    inner = up_reference.up_product(known, None, d13, None, b13.float(), routes // sizes.k, expert, split, SILU)
+    parts = inner.view(len(inner), -1, 64)  # rounded as the kernel does, so that what is left is rounding of the result
+    by = parts.abs().amax(2, keepdim=True) / 448
+    inner = ((parts / by).to(torch.float8_e4m3fn).float() * by).view_as(inner)
+    wanted = down_reference.down_product(inner, None, d2, None, b2.float(), expert)
+    close(stream.products(operands, split, SILU, torch.bfloat16, *sizes.tiles())[routes], wanted, 1e-2)
+    router = torch.rand(sizes.tokens, sizes.k, generator=torch.Generator().manual_seed(2)).to("cuda")
+    close(stream.layer(operands, router, split, SILU, torch.bfloat16, *sizes.tiles()), sums(wanted, routes, router), 1e-2)
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(torch.bfloat16, marks=on_hopper)])
+def test_a_streamed_layer_in_a_graph_gives_the_same_each_time(dtype: torch.dtype) -> None:
+    sizes = Streamed(8, 8, 64, 512, 256, 8)
+    made = layer("cuda", dtype, sizes.tokens, sizes.k, sizes.experts, sizes.hidden, sizes.inter)
+    operands = stream.Operands(made.rows, None, made.w13, None, None, made.w2, None, None, made.ids, None)
+    router = torch.rand(sizes.tokens, sizes.k, generator=torch.Generator().manual_seed(2)).to("cuda")
+
+    def run() -> torch.Tensor:
+        return stream.layer(operands, router, splits(sizes.inter)[0], SILU, dtype, *sizes.tiles())
+
+    wanted = run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [run(), run()]
+    for _ in range(20):
+        for one in found:
+            one.fill_(NAN)
+        graph.replay()
+        assert all(torch.equal(one, wanted) for one in found)
 
 
 def test_operands_that_do_not_fit_are_refused() -> None:

@@ -5,7 +5,7 @@ compiled kernel itself.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -15,9 +15,18 @@ from triton.compiler import CompiledKernel
 _ALIGNMENT = 16  # bytes; Triton compiles another variant for a pointer that is no multiple of it
 
 
+class Described(Protocol):
+    """A descriptor of a tensor for the copy engine. A kernel has the same pieces of a tensor of one dtype each time."""
+
+    @property
+    def base(self) -> Tensor:
+        """The tensor."""
+        ...
+
+
 @final
 class Launcher:
-    """A jitted kernel whose parameters are tensors, then scalars under ``do_not_specialize``, then constants."""
+    """A jitted kernel whose parameters are tensors or their descriptors, then scalars under ``do_not_specialize``, then constants."""
 
     def __init__(self, kernel: "JITFunction[..., None]") -> None:
         self._kernel = kernel
@@ -26,16 +35,18 @@ class Launcher:
     def __call__(
         self,
         programs: int,
-        tensors: Sequence[Tensor | None],
+        tensors: Sequence[Tensor | Described | None],
         scalars: Sequence[float],
         constants: Mapping[str, int],
         *,
         num_warps: int,
         num_stages: int = 3,
+        **options: int,
     ) -> None:
         """Launch ``programs`` programs on the device of the tensors, the first of which is there. Integers fit 32 bits.
 
-        Over tensors on the meta device, which have no memory, it compiles for the current device and launches nothing.
+        ``options`` are Triton's, and the same for the same constants. Over tensors on the meta device, which have no memory, it compiles for the
+        current device and launches nothing.
         """
         device = -1
         bits = 0
@@ -44,19 +55,22 @@ class Launcher:
             if tensor is None:
                 key.append(None)
             else:
-                device = tensor.get_device()
-                bits |= tensor.data_ptr()
-                key.append(tensor.dtype)
+                base = tensor if isinstance(tensor, Tensor) else tensor.base
+                device = base.get_device()
+                bits |= base.data_ptr()
+                key.append(base.dtype)
         variant = (device, bits % _ALIGNMENT == 0, *key, *constants.values())
         with torch.cuda.device(device):  # Triton launches on the current device; for CPU tensors this does nothing
             compiled = self._compiled.get(variant)
             if compiled is not None:
                 compiled[programs, 1, 1](*tensors, *scalars, *constants.values())
                 return
-            if tensors[0] is not None and tensors[0].is_meta:
-                self._kernel.warmup(*tensors, *scalars, grid=(programs,), **constants, num_warps=num_warps, num_stages=num_stages)
+            first = tensors[0]
+            if isinstance(first, Tensor) and first.is_meta:
+                grid = (programs,)
+                self._kernel.warmup(*tensors, *scalars, grid=grid, **constants, num_warps=num_warps, num_stages=num_stages, **options)
                 return
-            compiled = self._kernel[programs,](*tensors, *scalars, **constants, num_warps=num_warps, num_stages=num_stages)
+            compiled = self._kernel[programs,](*tensors, *scalars, **constants, num_warps=num_warps, num_stages=num_stages, **options)
             # Which of several pointers is not aligned makes different variants; those, and what is interpreted, stay Triton's to find.
             if compiled is not None and variant[1]:
                 self._compiled[variant] = compiled

@@ -1,6 +1,6 @@
 """Sort routes by expert: a route's slot is where its expert's slots begin, plus the routes of that expert before it.
 
-Up to some hundred routes, every program counts all of them by itself, and one launch is enough. Beyond, a first launch ranks each chunk's routes
+Up to 128 routes, one program compares all pairs of them. Up to some hundred, every program counts all of them by itself, and one launch is enough. Beyond, a first launch ranks each chunk's routes
 among those of their expert and counts them, a second adds up the counts of the chunks before (where chunks are few, every program of the last does),
 and the last places the routes. The result is that of the reference: routes of one expert keep their order.
 """
@@ -15,14 +15,15 @@ from .._launch import Launcher
 from .._library import custom_op
 from .reference import capacity
 
+_ONE_PROGRAM: Final = (128, 4096)  # routes of which all pairs are compared, and slots
 _ONE_LAUNCH: Final = 1024  # routes that every program counts faster than a second launch takes
 _CHUNK: Final = 128  # routes of a program; one for each thread, which compares it with all of them
 _FEW_CHUNKS: Final = 64  # whose counts every program of the last launch adds up by itself
 _WIDTH: Final = 16  # experts of a program that adds up the counts of many chunks
 
 
-def align(topk_ids: Tensor, live: Tensor | None, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
-    """See reference.align. ``block_m`` is a power of two."""
+def align(topk_ids: Tensor, live: Tensor | None, num_experts: int, block_m: int, zeros: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See reference.align. ``block_m`` is a power of two. ``zeros``: int32, contiguous; it is filled with zeros, so that no launch is needed for that."""
     routes = topk_ids.numel()
     slots = topk_ids.new_empty(capacity(routes, num_experts, block_m))
     block_expert = topk_ids.new_empty(slots.shape[0] // block_m)
@@ -31,7 +32,7 @@ def align(topk_ids: Tensor, live: Tensor | None, num_experts: int, block_m: int)
         chunks, bins = triton.cdiv(routes, _CHUNK), _bins(num_experts)
         rank, counts = topk_ids.new_empty(routes), topk_ids.new_empty((chunks, bins))
         totals = topk_ids.new_empty(bins) if chunks > _FEW_CHUNKS else None
-    _launch(topk_ids.contiguous(), live, num_experts, block_m, rank, counts, totals, slots, block_expert)
+    _launch(topk_ids.contiguous(), live, num_experts, block_m, rank, counts, totals, slots, block_expert, zeros)
     return slots, block_expert
 
 
@@ -39,7 +40,7 @@ def _bins(num_experts: int) -> int:
     return max(_WIDTH, triton.next_power_of_2(num_experts))
 
 
-@custom_op("align", writes=("rank", "counts", "totals", "slots", "block_expert"))
+@custom_op("align", writes=("rank", "counts", "totals", "slots", "block_expert", "zeros"))
 def _launch(
     topk_ids: Tensor,
     live: Tensor | None,
@@ -50,25 +51,38 @@ def _launch(
     totals: Tensor | None,
     slots: Tensor,
     block_expert: Tensor,
+    zeros: Tensor | None,
 ) -> None:
     blocks = block_expert.shape[0]
     if not blocks:
         return
+    cleared = 0 if zeros is None else zeros.numel()
     routes, bins = topk_ids.numel(), _bins(num_experts)
     constants = {"TOP_K": topk_ids.shape[1], "EXPERTS": num_experts, "BINS": bins}
     padding = {"BLOCK_M": block_m, "BLOCKS": max(1, min(1024 // block_m, 16))}
+    if routes <= _ONE_PROGRAM[0] and slots.shape[0] <= _ONE_PROGRAM[1]:
+        comparing = {
+            "TOP_K": topk_ids.shape[1],
+            "EXPERTS": num_experts,
+            "ROUTES": max(16, triton.next_power_of_2(routes)),
+            "BLOCK_M": block_m,
+            "SLOTS": triton.next_power_of_2(slots.shape[0]),
+        }
+        _COMPARE(1, (topk_ids, live, slots, block_expert, zeros), (routes, blocks, cleared), comparing, num_warps=8)
+        return
     if rank is None or counts is None:
         chunk = 64
         chunks = triton.cdiv(routes, chunk)
         sorting = {**constants, "CHUNK": chunk, "ROUTES": max(chunk, triton.next_power_of_2(routes)), **padding}
-        _SORT(chunks, (topk_ids, live, slots, block_expert), (routes, chunks, blocks), sorting, num_warps=4)
+        _SORT(chunks, (topk_ids, live, slots, block_expert, zeros), (routes, chunks, blocks, cleared), sorting, num_warps=4)
         return
     chunks = counts.shape[0]
     _COUNT(chunks, (topk_ids, live, rank, counts), (routes,), {**constants, "CHUNK": _CHUNK}, num_warps=4)
     if totals is not None:
         _ADD(bins // _WIDTH, (counts, totals), (chunks,), {"BINS": bins, "WIDTH": _WIDTH, "PIECE": 256}, num_warps=4)
     placing = {**constants, "CHUNK": _CHUNK, "CHUNKS": 0 if totals is not None else triton.next_power_of_2(chunks), **padding}
-    _PLACE(chunks, (topk_ids, live, rank, counts, totals, slots, block_expert), (routes, chunks, blocks), placing, num_warps=4)
+    places = (topk_ids, live, rank, counts, totals, slots, block_expert, zeros)
+    _PLACE(chunks, places, (routes, chunks, blocks, cleared), placing, num_warps=4)
 
 
 @triton.jit
@@ -112,15 +126,58 @@ def _pad(
         tl.store(slots_ptr + slot, tl.zeros((BLOCKS, BLOCK_M), tl.int32) + routes, mask=padding)
 
 
-@triton.jit(do_not_specialize=["routes", "chunks", "blocks"])
+@triton.jit
+def _clear(zeros_ptr: tl.tensor, cleared: tl.tensor, program: tl.tensor, programs: tl.tensor) -> None:
+    for first in range(program * 256, cleared, programs * 256):
+        at = first + tl.arange(0, 256)
+        tl.store(zeros_ptr + at, tl.zeros((256,), tl.int32), mask=at < cleared)
+
+
+@triton.jit(do_not_specialize=["routes", "blocks", "cleared"])
+def _compare(
+    ids_ptr: tl.tensor,
+    live_ptr: tl.tensor | None,
+    slots_ptr: tl.tensor,
+    block_expert_ptr: tl.tensor,
+    zeros_ptr: tl.tensor | None,
+    routes: tl.tensor,
+    blocks: tl.tensor,
+    cleared: tl.tensor,
+    TOP_K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROUTES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> None:
+    """One program. Of each expert every BLOCK_M-th route heads a block; a route's block is the number of heads that do not sort behind it, less one."""
+    place = tl.arange(0, ROUTES)
+    expert = _experts_of(ids_ptr, live_ptr, place, routes, TOP_K, EXPERTS)
+    slot = tl.arange(0, SLOTS)
+    tl.store(slots_ptr + slot, tl.zeros((SLOTS,), tl.int32) + routes, mask=slot < blocks * BLOCK_M)
+    tl.store(block_expert_ptr + place, tl.zeros((ROUTES,), tl.int32) - 1, mask=place < blocks)  # there are no more blocks than routes
+    if zeros_ptr is not None:
+        _clear(zeros_ptr, cleared, 0, 1)
+    same = expert[:, None] == expert[None, :]
+    rank = tl.sum((same & (place[:, None] < place[None, :])).to(tl.int32), 0)  # along axis 0, which lies within a thread for the most part
+    heads = (expert >= 0) & (rank % BLOCK_M == 0)
+    sorts = (expert[:, None] < expert[None, :]) | (same & (place[:, None] <= place[None, :]))
+    block = tl.sum((heads[:, None] & sorts).to(tl.int32), 0) - 1
+    tl.debug_barrier()  # padding is there before the routes
+    tl.store(slots_ptr + block * BLOCK_M + rank % BLOCK_M, place, mask=expert >= 0)
+    tl.store(block_expert_ptr + block, expert, mask=heads)
+
+
+@triton.jit(do_not_specialize=["routes", "chunks", "blocks", "cleared"])
 def _sort(
     ids_ptr: tl.tensor,
     live_ptr: tl.tensor | None,
     slots_ptr: tl.tensor,
     block_expert_ptr: tl.tensor,
+    zeros_ptr: tl.tensor | None,
     routes: tl.tensor,
     chunks: tl.tensor,
     blocks: tl.tensor,
+    cleared: tl.tensor,
     TOP_K: tl.constexpr,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
@@ -142,6 +199,8 @@ def _sort(
     rank = tl.sum(((mine[:, None] == mine[None, :]) & (place[None, :] < place[:, None])).to(tl.int32), 1)
     tl.store(slots_ptr + tl.gather(end - padded + before, tl.maximum(mine, 0), 0) + rank, chunk * CHUNK + place, mask=mine >= 0)
     _pad(total, end - padded, end, slots_ptr, block_expert_ptr, routes, chunk, chunks, blocks, BINS, BLOCK_M, BLOCKS)
+    if zeros_ptr is not None:
+        _clear(zeros_ptr, cleared, chunk, chunks)
 
 
 @triton.jit(do_not_specialize=["routes"])
@@ -188,7 +247,7 @@ def _add(counts_ptr: tl.tensor, totals_ptr: tl.tensor, chunks: tl.tensor, BINS: 
     tl.store(totals_ptr + bin_, total)
 
 
-@triton.jit(do_not_specialize=["routes", "chunks", "blocks"])
+@triton.jit(do_not_specialize=["routes", "chunks", "blocks", "cleared"])
 def _place(
     ids_ptr: tl.tensor,
     live_ptr: tl.tensor | None,
@@ -197,9 +256,11 @@ def _place(
     totals_ptr: tl.tensor | None,
     slots_ptr: tl.tensor,
     block_expert_ptr: tl.tensor,
+    zeros_ptr: tl.tensor | None,
     routes: tl.tensor,
     chunks: tl.tensor,
     blocks: tl.tensor,
+    cleared: tl.tensor,
     TOP_K: tl.constexpr,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
@@ -229,8 +290,11 @@ def _place(
     end = tl.cumsum(padded, 0)
     tl.store(slots_ptr + tl.gather(end - padded + before, tl.maximum(expert, 0), 0) + rank, route, mask=expert >= 0)
     _pad(total, end - padded, end, slots_ptr, block_expert_ptr, routes, chunk, chunks, blocks, BINS, BLOCK_M, BLOCKS)
+    if zeros_ptr is not None:
+        _clear(zeros_ptr, cleared, chunk, chunks)
 
 
+_COMPARE: Final = Launcher(_compare)
 _SORT: Final = Launcher(_sort)
 _COUNT: Final = Launcher(_count)
 _ADD: Final = Launcher(_add)

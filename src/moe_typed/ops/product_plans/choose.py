@@ -45,12 +45,18 @@ class Plans(NamedTuple):
     sources: Mapping[int, Source] = _NO_SOURCES
     why: str = "nothing was looked up"
 
+    @property
+    def streams(self) -> bool:
+        """Say whether the streaming kernel runs there, and takes the layer: where the wide one does, unless gate and up come in turns."""
+        return self.wide and not self.layer.interleaved
+
     def choose(self, tokens: int, top_k: int) -> Plan:
         """Return the plan for a number of tokens."""
         up_to = self.tuned.get(top_k, ())
         for most, plan in up_to:
             if tokens <= most:
-                return plan if plan.how is not How.WALK or tokens * top_k <= MOST_WALKED else self.by_rule(tokens, top_k)
+                runs = self.streams if plan.how is How.STREAM else plan.how is not How.WALK or tokens * top_k <= MOST_WALKED
+                return plan if runs else self.by_rule(tokens, top_k)
         return up_to[-1][1] if up_to and up_to[-1][1].how is How.WIDE else self.by_rule(tokens, top_k)
 
     def by_rule(self, tokens: int, top_k: int) -> Plan:
@@ -58,6 +64,8 @@ class Plans(NamedTuple):
         routes, dtype = tokens * top_k, self.layer.dtype
         if tokens <= _VECTOR_TOKENS:
             return Plan(How.VECTOR, *_VECTOR)
+        if self.streams and routes <= _STREAM_ROWS * self.layer.experts:
+            return self._stream(tokens, routes)
         if self.wide and routes >= _WIDE_ROWS * self.layer.experts:
             return Plan(How.WIDE, _WIDE, _WIDE)
         rows = (
@@ -68,9 +76,16 @@ class Plans(NamedTuple):
             return Plan(how, Tile(rows, 32, 32, 4, 2), Tile(rows, 64, 32, 4, 2))
         return Plan(how, *(_FP8 if dtype == torch.float8_e4m3fn else _HALF)[rows])
 
+    def _stream(self, tokens: int, routes: int) -> Plan:
+        rows = 8 if tokens <= 8 else 16 if routes <= 4 * self.layer.experts else 32
+        stages = (_STREAM_FP8 if self.layer.dtype == torch.float8_e4m3fn else _STREAM_HALF)[rows]
+        # Pieces that are short in depth are as many columns wide.
+        columns = 512 if self.layer.inter <= 512 and not self.layer.hidden % 512 else 128
+        return Plan(How.STREAM, Tile(rows, 64, 128, 4, stages), Tile(rows, columns, 128, 4, stages))
+
     def without_wide(self) -> "Plans":
-        """Return the plans for rows that the wide kernel cannot copy: by rule alone."""
-        return Plans(self.layer, False, {}, why="rows or weights lie where the wide kernel cannot copy them")
+        """Return the plans for rows that the wide and the streaming kernel cannot copy: by rule alone."""
+        return Plans(self.layer, False, {}, why="rows or weights lie where the copy engine cannot take them")
 
     def source(self, top_k: int) -> Source:
         """Return where the plans for a number of routes a token come from."""
@@ -135,4 +150,7 @@ _FP8: Final = {
 _VECTOR: Final = (Tile(1, 8, 512, 4, 1), Tile(1, 8, 256, 4, 1))
 _WIDE: Final = Tile(128, 128, 64, 8, 4, 8)
 _VECTOR_TOKENS: Final = 2  # from there on tiles catch up
+_STREAM_ROWS: Final = 16  # an expert on average, so that most have no more than a block of 32
+_STREAM_HALF: Final = {8: 11, 16: 11, 32: 10}  # stages by rows: 228 KiB of shared memory, which compute capability 9.0 has, hold so many
+_STREAM_FP8: Final = {8: 11, 16: 10, 32: 8}
 _WIDE_ROWS: Final = 96  # an expert; below, blocks of 128 rows are mostly padding

@@ -22,6 +22,7 @@ from ...ops.down_product.vector import down_product_summed
 from ...ops.product_plans.choose import Layer, Plans, plans_for
 from ...ops.product_plans.spec import WIDE_ROWS, How, Plan
 from ...ops.quantised_product.spec import Formula
+from ...ops.stream_product import triton as stream
 from ...ops.sum_routes.triton import sum_routes
 from ...ops.up_product import vector
 from ...ops.up_product.triton import up_product
@@ -70,6 +71,9 @@ class TritonRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInput, Rows
         if not isinstance(runner_input, FlatRowsInput):
             return LiveRowsOutput(self._run_in_place(runner_input))
         rows, scale, routing, plan = self._met(runner_input)
+        if plan.how is How.STREAM:
+            operands, router = self._streamed(rows, scale, routing), routing.topk_weights.contiguous()
+            return SummedRowsOutput(stream.layer(operands, router, self.split, self.gate, self.out_dtype, plan.up, plan.down))
         if plan.how is not How.VECTOR:
             results = self._multiply(rows, scale, routing, plan)
             ids, weights, live = routing.topk_ids.contiguous(), routing.topk_weights, live_count(routing)
@@ -108,8 +112,14 @@ class TritonRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInput, Rows
         scales = (weights.w13_scale, weights.w2_scale) if isinstance(weights, Fp8Block128ExpertWeights) else (None, None)
         return (weights.w13, weights.w2), scales, (weights.b13, weights.b2)
 
+    def _streamed(self, rows: Tensor, scale: Tensor | None, routing: Routing[Ids]) -> stream.Operands:
+        (w13, w2), (s13, s2), (b13, b2) = self._operands()
+        return stream.Operands(rows, scale, w13, s13, b13, w2, s2, b2, routing.topk_ids.contiguous(), live_count(routing))
+
     def _multiply(self, rows: Tensor, scale: Tensor | None, routing: Routing[Ids], plan: Plan) -> Tensor:
-        """Return the result of each route, by tiles."""
+        """Return the result of each route, by tiles or by the streaming kernel."""
+        if plan.how is How.STREAM:
+            return stream.products(self._streamed(rows, scale, routing), self.split, self.gate, self.out_dtype, plan.up, plan.down)
         ids, live = routing.topk_ids.contiguous(), live_count(routing)
         blocks: Tensor | None = None
         slots = ids
