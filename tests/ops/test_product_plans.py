@@ -51,7 +51,7 @@ def test_few_rows_an_expert_are_streamed_where_the_kernel_runs() -> None:
 
 def test_a_measured_plan_for_the_streaming_kernel_is_not_taken_where_that_does_not_run() -> None:
     tile = Tile(8, 64, 128, 4, 11)
-    tuned = {2: ((8, Plan(How.STREAM, tile, tile)),)}
+    tuned: dict[int, tuple[tuple[int, Plan], ...]] = {2: ((8, Plan(How.STREAM, tile, tile)),)}
     assert Plans(layer(), True, tuned).choose(1, 2).up == tile
     for other in (Plans(layer(), False, tuned), Plans(layer(interleaved=True), True, tuned)):
         assert other.choose(1, 2) == other.by_rule(1, 2)

@@ -210,7 +210,7 @@ def blocks128(seed: int, *shape: int) -> tuple[torch.Tensor, torch.Tensor, torch
     [
         pytest.param(sizes, marks=on_hopper)
         for sizes in [
-            Streamed(1, 2, 3, 256, 128, 8),
+            Streamed(3, 2, 3, 256, 128, 8),
             Streamed(7, 8, 20, 1024, 256, 8, programs=2, columns=512),
             Streamed(70, 2, 4, 1024, 128, 16, columns=256),
             Streamed(64, 8, 300, 512, 384, 16, 9),

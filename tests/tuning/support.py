@@ -20,7 +20,7 @@ def cell(tokens: int = 8, layer: LayerKey = LAYER, load: str = "uniform") -> Cel
 
 def by_size(plan: Plan) -> float:
     """Tell plans apart by everything that they say; none takes long to find by products alone."""
-    first = {How.VECTOR: 60.0, How.WALK: 50.0, How.SORTED: 55.0, How.WIDE: 58.0}[plan.how]
+    first = {How.VECTOR: 60.0, How.WALK: 50.0, How.SORTED: 55.0, How.STREAM: 57.0, How.WIDE: 58.0}[plan.how]
     return first + sum(abs(tile.columns - 64) / 16 + tile.stages * 0.25 + tile.depth / 512 + tile.warps * 0.125 + tile.group for tile in plan[1:])
 
 

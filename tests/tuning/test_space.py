@@ -28,6 +28,11 @@ def staged(tile: Tile, size: int, both: int) -> int:
     return tile.stages * (tile.rows + both * tile.columns) * tile.depth * size
 
 
+def streamed(plan: Plan, *, is_fp8: bool) -> int:
+    """Return what a stage of the streaming kernel holds: 128 bytes of 128 rows of weights and of the rows, for fp8 of twice as many, and scales."""
+    return 128 * 128 + plan.up.rows * (2 * 128 + 16 if is_fp8 else 128)
+
+
 @per_cell
 def test_every_plan_is_one_that_the_kernels_take(cell: Cell) -> None:
     tried = plans(cell)
@@ -43,6 +48,10 @@ def test_every_plan_is_one_that_the_kernels_take(cell: Cell) -> None:
                 assert cell.tokens <= 16
             case How.WIDE:
                 assert plan.up.rows == WIDE_ROWS
+            case How.STREAM:
+                assert plan.up.stages * streamed(plan, is_fp8=is_fp8) * plan.up.group < LIMITS.shared
+                assert plan.up.stages > 1
+                assert plan.down.columns == 128 or not cell.layer.hidden % plan.down.columns
             case How.WALK | How.SORTED:
                 assert plan.how is How.SORTED or cell.routes <= MOST_WALKED
                 assert staged(plan.up, size, 2) <= LIMITS.shared
@@ -63,9 +72,22 @@ def test_every_tile_of_a_family_is_in_a_plan(cell: Cell) -> None:
 def test_a_device_with_less_shared_memory_is_tried_with_less() -> None:
     cell = Cell(QWEN, 128, 64, "uniform")
     small = attrs.evolve(LIMITS, shared=64 * 1024)
-    assert {plan.up for plan in plans(cell, small)} < {plan.up for plan in plans(cell)}
-    assert {plan.down for plan in plans(cell, small)} < {plan.down for plan in plans(cell)}
-    assert all(staged(plan.up, 2, 2) <= small.shared for plan in plans(cell, small) if plan.how is not How.VECTOR)
+    by_tiles, all_by_tiles = ([plan for plan in plans(cell, limits) if plan.how in (How.WALK, How.SORTED)] for limits in (small, LIMITS))
+    assert {plan.up for plan in by_tiles} < {plan.up for plan in all_by_tiles}
+    assert {plan.down for plan in by_tiles} < {plan.down for plan in all_by_tiles}
+    assert all(staged(plan.up, 2, 2) <= small.shared for plan in by_tiles)
+    by_streaming = [plan for plan in plans(cell, small) if plan.how is How.STREAM]
+    assert all(plan.up.stages * streamed(plan, is_fp8=False) * plan.up.group < small.shared for plan in by_streaming)
+
+
+def test_the_streaming_kernel_is_tried_where_it_runs_and_takes_the_layer() -> None:
+    def hows(layer: LayerKey, limits: Limits = LIMITS, tokens: int = 64) -> set[How]:
+        return {family.how for family in families(Cell(layer, layer.experts, tokens, "uniform"), limits)}
+
+    assert How.STREAM in hows(QWEN)
+    assert How.STREAM not in hows(QWEN, attrs.evolve(LIMITS, capability=(8, 0)))
+    assert How.STREAM not in hows(attrs.evolve(QWEN, hidden=2016))
+    assert How.STREAM not in hows(QWEN, tokens=4096)
 
 
 def test_the_wide_kernel_is_tried_where_it_runs_and_takes_the_layer() -> None:

@@ -5,23 +5,17 @@ compiled kernel itself.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 from triton import JITFunction
 from triton.compiler import CompiledKernel
 
+if TYPE_CHECKING:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
 _ALIGNMENT = 16  # bytes; Triton compiles another variant for a pointer that is no multiple of it
-
-
-class Described(Protocol):
-    """A descriptor of a tensor for the copy engine. A kernel has the same pieces of a tensor of one dtype each time."""
-
-    @property
-    def base(self) -> Tensor:
-        """The tensor."""
-        ...
 
 
 @final
@@ -35,7 +29,7 @@ class Launcher:
     def __call__(
         self,
         programs: int,
-        tensors: Sequence[Tensor | Described | None],
+        tensors: Sequence["Tensor | TensorDescriptor | None"],
         scalars: Sequence[float],
         constants: Mapping[str, int],
         *,

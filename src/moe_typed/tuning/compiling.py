@@ -26,6 +26,7 @@ from ..runners.triton.weights import TritonExpertWeights
 from ..stages import FlatRowsInput
 
 _MOST: Final = 16  # processes: each takes some hundred MB
+_BY_THEMSELVES: Final = (How.WIDE, How.STREAM)  # kernels with few variants a layer, which are compiled where they run
 _FEW: Final = 4  # plans that are not worth a process
 
 
@@ -48,8 +49,8 @@ class Compilers:
 
     def compile(self, layer: LayerKey, tokens: int, plans: Sequence[Plan]) -> Iterator[int]:
         """Compile the plans that were not compiled before, and yield how many are done. What goes wrong shows when a plan is run."""
-        # The wide kernel has two variants a layer, whatever the plan; the others depend on the number of tokens where they walk.
-        jobs = [_Job(layer, tokens, plan) for plan in plans if plan.how is not How.WIDE and self._is_new(layer, tokens, plan)]
+        # The wide kernel has two variants a layer, whatever the plan, and the streaming one a few; the others depend on tokens where they walk.
+        jobs = [_Job(layer, tokens, plan) for plan in plans if plan.how not in _BY_THEMSELVES and self._is_new(layer, tokens, plan)]
         if len(jobs) < _FEW:
             return
         pool = self._pool or ProcessPoolExecutor(

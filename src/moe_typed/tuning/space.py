@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from ..ops.activation.spec import GROUP
-from ..ops.product_plans.choose import Layer, wide_takes
+from ..ops.product_plans.choose import Layer, Plans, wide_takes
 from ..ops.product_plans.files import LayerKey
 from ..ops.product_plans.spec import MOST_WALKED, WIDE_ROWS, How, Plan, Tile
 
@@ -22,6 +22,8 @@ _SUMS: Final = 160  # of 32 bits in a thread; it has 255 registers, and a tile's
 _VECTOR_TOKENS: Final = 16  # beyond, weights that several routes share are read too often
 _VECTOR_SUMS: Final = 128
 _WIDE_ROUTES: Final = 24  # an expert; below, blocks of 128 rows are padding for the most part
+_STREAM_SPANS: Final = (128, 512, 256)  # columns of a piece of the second product
+_STREAM_BESIDES: Final = 6 * 1024  # shared memory beside the stages: barriers, what sums and stores go through, and a KiB of the system's
 _GROUPS: Final = (1, 2, 4, 8, 16)  # blocks of rows side by side
 
 
@@ -94,13 +96,15 @@ TILES: Final = {
     ("fp8", 64): Sizes((128, 64), (128, 256), (GROUP,), (4, 3, 2), (8, 4), (1, 8)),
     ("fp8", 128): Sizes((64,), (128, 64), (GROUP,), (3, 4, 2), (8,), (8, 1)),
 }
+# For how many routes an expert blocks of so many rows are tried with the streaming kernel: on average, above the first and up to the second.
+STREAMED: Final = {8: (0, 4), 16: (0.5, 12), 32: (4, 40), 64: (16, 80)}
 # For how many routes an expert a height is tried: on average, above the first and up to the second.
 ROUTES: Final = {16: (0, 24), 32: (6, 96), 64: (12, 512), 128: (32, 2**31)}
 
 
 def families(cell: Cell, limits: Limits) -> tuple[Family, ...]:
     """Return what is tried, pruned by what the kernels take and the device holds; families without a tile are left out."""
-    found = [*_vectors(cell), *_tiled(cell, limits), *_wide(cell, limits)]
+    found = [*_vectors(cell), *_tiled(cell, limits), *_streamed(cell, limits), *_wide(cell, limits)]
     return tuple(family for family in found if family.ups and family.downs and cell.takes(family.how))
 
 
@@ -147,8 +151,30 @@ def _tiles(cell: Cell, limits: Limits, rows: int, *, first: bool) -> list[Tile]:
     return found
 
 
+def _streamed(cell: Cell, limits: Limits) -> Iterator[Family]:
+    layer = _layer(cell)
+    if limits.capability[0] != 9 or not Plans(layer, wide_takes(layer), {}).streams:
+        return
+    is_fp8, hidden = cell.layer.format == "fp8", cell.layer.hidden
+    for rows, (least, most) in STREAMED.items():
+        if not least < cell.routes / cell.routed <= most or (is_fp8 and rows == 64):  # whose sums do not fit registers
+            continue
+        piece = 128 * 128 + rows * (2 * 128 + 16 if is_fp8 else 128)  # weights, rows (for fp8 twice, and scales)
+        programs = (1, 2) if rows <= 16 else (1,)
+        found = [(group, (limits.shared // group - _STREAM_BESIDES) // piece) for group in programs]
+        ups = tuple(Tile(rows, 64, 128, 4, stages, group) for group, stages in found if stages > 1)
+        downs = (
+            tuple(Tile(rows, columns, 128, 4, ups[0].stages) for columns in _STREAM_SPANS if columns == 128 or not hidden % columns) if ups else ()
+        )
+        yield Family(How.STREAM, ups, downs)
+
+
 def _wide(cell: Cell, limits: Limits) -> Iterator[Family]:
-    layer = Layer(DTYPES[cell.layer.format], cell.layer.experts, cell.layer.hidden, cell.layer.inter, interleaved=False)
+    layer = _layer(cell)
     if limits.capability[0] == 9 and wide_takes(layer) and cell.routes > _WIDE_ROUTES * cell.routed:
         tiles = tuple(Tile(WIDE_ROWS, 128, 64, 8, 4, group) for group in _GROUPS)
         yield Family(How.WIDE, tiles, tiles)
+
+
+def _layer(cell: Cell) -> Layer:
+    return Layer(DTYPES[cell.layer.format], cell.layer.experts, cell.layer.hidden, cell.layer.inter, interleaved=False)

@@ -1,6 +1,7 @@
 """Sort routes by expert: a route's slot is where its expert's slots begin, plus the routes of that expert before it.
 
-Up to 128 routes, one program compares all pairs of them. Up to some hundred, every program counts all of them by itself, and one launch is enough. Beyond, a first launch ranks each chunk's routes
+Up to 128 routes, one program compares all pairs of them. Up to some hundred, every program counts all of them by itself, and one launch is enough.
+Beyond, a first launch ranks each chunk's routes
 among those of their expert and counts them, a second adds up the counts of the chunks before (where chunks are few, every program of the last does),
 and the last places the routes. The result is that of the reference: routes of one expert keep their order.
 """
@@ -23,7 +24,7 @@ _WIDTH: Final = 16  # experts of a program that adds up the counts of many chunk
 
 
 def align(topk_ids: Tensor, live: Tensor | None, num_experts: int, block_m: int, zeros: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """See reference.align. ``block_m`` is a power of two. ``zeros``: int32, contiguous; it is filled with zeros, so that no launch is needed for that."""
+    """See reference.align. ``block_m`` is a power of two. ``zeros``: int32, contiguous; zeros are written there."""
     routes = topk_ids.numel()
     slots = topk_ids.new_empty(capacity(routes, num_experts, block_m))
     block_expert = topk_ids.new_empty(slots.shape[0] // block_m)
@@ -149,14 +150,14 @@ def _compare(
     BLOCK_M: tl.constexpr,
     SLOTS: tl.constexpr,
 ) -> None:
-    """One program. Of each expert every BLOCK_M-th route heads a block; a route's block is the number of heads that do not sort behind it, less one."""
+    """One program. Of each expert every BLOCK_M-th route heads a block; a route's block is the number of heads not behind it, less one."""
     place = tl.arange(0, ROUTES)
     expert = _experts_of(ids_ptr, live_ptr, place, routes, TOP_K, EXPERTS)
     slot = tl.arange(0, SLOTS)
     tl.store(slots_ptr + slot, tl.zeros((SLOTS,), tl.int32) + routes, mask=slot < blocks * BLOCK_M)
     tl.store(block_expert_ptr + place, tl.zeros((ROUTES,), tl.int32) - 1, mask=place < blocks)  # there are no more blocks than routes
     if zeros_ptr is not None:
-        _clear(zeros_ptr, cleared, 0, 1)
+        _clear(zeros_ptr, cleared, tl.program_id(0), tl.num_programs(0))
     same = expert[:, None] == expert[None, :]
     rank = tl.sum((same & (place[:, None] < place[None, :])).to(tl.int32), 0)  # along axis 0, which lies within a thread for the most part
     heads = (expert >= 0) & (rank % BLOCK_M == 0)

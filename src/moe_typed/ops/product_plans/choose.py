@@ -85,7 +85,7 @@ class Plans(NamedTuple):
 
     def without_wide(self) -> "Plans":
         """Return the plans for rows that the wide and the streaming kernel cannot copy: by rule alone."""
-        return Plans(self.layer, False, {}, why="rows or weights lie where the copy engine cannot take them")
+        return Plans(self.layer, False, {}, why="rows or weights lie where the copy engine cannot copy them")
 
     def source(self, top_k: int) -> Source:
         """Return where the plans for a number of routes a token come from."""

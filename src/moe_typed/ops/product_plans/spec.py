@@ -10,9 +10,9 @@ class How(Enum):
     """How the two products are made.
 
     VECTOR: for a few tokens: each route by itself, without matrix instructions; the second product sums the routes of a row. Between the products
-    nothing is quantised. STREAM: for few rows an expert: sorted routes, and both products and the sum in one launch, for compute capability 9.x. WALK:
-    for some tokens: tiles, but nothing is sorted; every program looks through all routes for those of its expert. SORTED: tiles over sorted routes.
-    WIDE: the same, by a persistent kernel for compute capability 9.x.
+    nothing is quantised. STREAM: for few rows an expert: sorted routes, and both products and the sum in one launch, for compute capability 9.x.
+    WALK: for some tokens: tiles, but nothing is sorted; every program looks through all routes for those of its expert. SORTED: tiles over sorted
+    routes. WIDE: the same, by a persistent kernel for compute capability 9.x.
     """
 
     VECTOR = "vector"
@@ -26,9 +26,9 @@ class Tile(NamedTuple):
     """Describe the piece of a product that one program makes, and how.
 
     ``columns`` of the first product are pairs of gate and up. ``group``: this many blocks of rows go through the columns side by side. A vector
-    kernel has one row, and a wide one 128 rows and its own columns, depth, warps and stages. A streaming kernel has 64 columns of the first product and
-    a multiple of 128 of the second, which is one but for 128 itself a divisor of them; its rows are 8, 16, 32 or 64, and its depth is 128 bytes. There
-    ``stages`` are those that fit, and ``group`` is how many programs a multiprocessor has: 1 or 2.
+    kernel has one row, and a wide one 128 rows and its own columns, depth, warps and stages. A streaming kernel has 8, 16, 32 or 64 rows, a depth of
+    128 bytes, 64 columns of the first product and of the second a multiple of 128, which must divide them unless it is 128; ``stages`` are as many as
+    fit, and ``group`` is how many programs a multiprocessor has, 1 or 2.
     """
 
     rows: int
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     down: Tile
 
     def quantises(self) -> bool:
-        """Say whether rows for fp8 weights are quantised between the products: a program must have whole groups of them, or multiply them by halves."""
+        """Say whether rows for fp8 weights are quantised between the products: a program must have whole groups, or multiply by halves."""
         return self.how in (How.WIDE, How.STREAM) or (self.how is not How.VECTOR and self.up.columns == GROUP)
 
 

@@ -16,7 +16,10 @@ HALF = gl.constexpr(64)  # rows of weights of a matrix instruction; a step bring
 
 @gluon.jit
 def share(pieces: gl.tensor, later: gl.tensor, EXTRA: gl.constexpr) -> tuple[gl.tensor, gl.tensor, gl.tensor, gl.tensor, gl.tensor]:
-    """Say which of ``later`` pieces of the second product are this program's: see piece. A program with a piece less of the first takes EXTRA more."""
+    """Share out ``later`` pieces of the second product: how many are this program's, and what piece wants to know.
+
+    Programs that have a piece less of the first product take EXTRA more each, before all share the rest.
+    """
     programs = gl.num_programs(0)
     ahead = pieces % programs  # programs that have one more of the first product
     rank = (gl.program_id(0) + programs - ahead) % programs
@@ -28,6 +31,7 @@ def share(pieces: gl.tensor, later: gl.tensor, EXTRA: gl.constexpr) -> tuple[gl.
 
 @gluon.jit
 def piece(j: gl.tensor, count_early: gl.tensor, early: gl.tensor, rank: gl.tensor, behind: gl.tensor) -> gl.tensor:
+    """Return the j-th piece of this program."""
     return rank + gl.where(j < count_early, j * behind, early + (j - count_early) * gl.num_programs(0))
 
 
@@ -48,6 +52,7 @@ def bring_weights(
     DEPTH: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
+    """Bring the weights of all pieces of this program, as far ahead as there is room."""
     UP_TILES: gl.constexpr = INTER // HALF
     DOWN_TILES: gl.constexpr = (N + 128 * SPAN - 1) // (128 * SPAN)
     STEPS: gl.constexpr = INTER // DEPTH
@@ -68,8 +73,8 @@ def bring_weights(
             it += 1
     count, count_early, early, rank, behind = share(pieces, used * DOWN_TILES, EXTRA)
     for j in range(count):
-        t = piece(gl.to_tensor(j), count_early, early, rank, behind)
-        row = gl.load(block_expert_ptr + t // DOWN_TILES) * N + t % DOWN_TILES * (128 * SPAN)
+        own = piece(gl.to_tensor(j), count_early, early, rank, behind)
+        row = gl.load(block_expert_ptr + own // DOWN_TILES) * N + own % DOWN_TILES * (128 * SPAN)
         for i in range(SPAN * STEPS):
             s = it % STAGES
             mbarrier.wait(empty.index(s), ((it // STAGES) & 1) ^ 1)
@@ -111,6 +116,7 @@ def bring_rows(
     DEPTH: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
+    """Bring the rows, and for fp8 all scales."""
     UP_TILES: gl.constexpr = INTER // HALF
     DOWN_TILES: gl.constexpr = (N + 128 * SPAN - 1) // (128 * SPAN)
     STEPS: gl.constexpr = INTER // DEPTH
@@ -138,6 +144,8 @@ def bring_rows(
             first = gl.load(block_expert_ptr + block).to(gl.int64) * (2 * INTER) + t % UP_TILES * HALF
             of_weights = up_scale_ptr + (first + gl.where(place < 2 * ROWS, GATE, BESIDE)) // _GROUP * (N // _GROUP)
             scale = gl.where(place < ROWS, of_rows, of_weights)
+        else:
+            scale = x  # nobody looks at it
         for _k in range(N // DEPTH):
             s = it % STAGES
             mbarrier.wait(empty.index(s), ((it // STAGES) & 1) ^ 1)
@@ -151,22 +159,24 @@ def bring_rows(
     waits = pieces > 0  # until all of the first product is there
     count, count_early, early, rank, behind = share(pieces, used * DOWN_TILES, EXTRA)
     for j in range(count):
-        t = piece(gl.to_tensor(j), count_early, early, rank, behind)
-        block = t // DOWN_TILES
+        own = piece(gl.to_tensor(j), count_early, early, rank, behind)
+        block_of = own // DOWN_TILES
         if waits:
             waits = gl.atomic_add(done_ptr, 0, sem="acquire", scope="gpu") < pieces
         if waits:
-            while gl.atomic_add(done_ptr + 2 + block, 0, sem="acquire", scope="gpu") < UP_TILES:
+            while gl.atomic_add(done_ptr + 2 + block_of, 0, sem="acquire", scope="gpu") < UP_TILES:
                 pass
-        slot = block * ROWS + (column // 2 if FP8 else column)
+        slot = block_of * ROWS + (column // 2 if FP8 else column)
         is_read = (gl.load(slots_ptr + slot) < routes)[:, None]
         x = inner_ptr + slot.to(gl.int64)[:, None] * INTER + depth[None, :]
         if FP8:
             is_read = is_read & ((depth // 64)[None, :] == (column % 2)[:, None])
-            of_rows = inner_scale_ptr + (block * ROWS + place % COLUMNS // 2).to(gl.int64) * (INTER // 64) + place % 2
-            expert = gl.load(block_expert_ptr + block).to(gl.int64)
-            of_weights = down_scale_ptr + (expert * (N // _GROUP) + t % DOWN_TILES * SPAN) * (INTER // _GROUP) + place * 0
+            of_rows = inner_scale_ptr + (block_of * ROWS + place % COLUMNS // 2).to(gl.int64) * (INTER // 64) + place % 2
+            expert = gl.load(block_expert_ptr + block_of).to(gl.int64)
+            of_weights = down_scale_ptr + (expert * (N // _GROUP) + own % DOWN_TILES * SPAN) * (INTER // _GROUP) + place * 0
             scale = gl.where(place < COLUMNS, of_rows, of_weights)
+        else:
+            scale = x
         for i in range(SPAN * STEPS):
             s = it % STAGES
             mbarrier.wait(empty.index(s), ((it // STAGES) & 1) ^ 1)

@@ -50,6 +50,7 @@ def multiply(
     DIRECT: gl.constexpr,
     SUMS: gl.constexpr,
 ) -> None:
+    """Multiply what was brought, activate or store it, say so, and when all have done so, sum."""
     UP_TILES: gl.constexpr = INTER // HALF
     DOWN_TILES: gl.constexpr = (N + 128 * SPAN - 1) // (128 * SPAN)
     STEPS: gl.constexpr = INTER // DEPTH
@@ -116,11 +117,11 @@ def multiply(
         gl.atomic_add(done_ptr, 1, sem="release", scope="gpu")
     count, count_early, early, rank, behind = share(pieces, used * DOWN_TILES, EXTRA)
     for j in range(count):
-        t = piece(gl.to_tensor(j), count_early, early, rank, behind)
-        block = t // DOWN_TILES
-        tile = t % DOWN_TILES
+        own = piece(gl.to_tensor(j), count_early, early, rank, behind)
+        block_of = own // DOWN_TILES
+        first_of = own % DOWN_TILES * SPAN
         results: gl.constexpr = _result(gl.zeros([HALF, COLUMNS], gl.float32, second), ROWS, FP8).type.layout
-        route = gl.load(slots_ptr + block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, results if DIRECT else stored)))
+        route = gl.load(slots_ptr + block_of * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, results if DIRECT else stored)))
         for c in range(SPAN):
             left = gl.zeros([HALF, COLUMNS], gl.float32, second)
             right = gl.zeros([HALF, COLUMNS], gl.float32, second)
@@ -147,11 +148,11 @@ def multiply(
                     left, right = warpgroup_mma_wait(0, deps=(left, right))
                     mbarrier.arrive(empty.index(s), count=1)
                 it += 1
-            start = (tile * SPAN + c) * (2 * HALF)
+            start = (first_of + c) * (2 * HALF)
             left = _result(left, ROWS, FP8)
             right = _result(right, ROWS, FP8)
             if down_bias_ptr is not None:
-                expert = gl.load(block_expert_ptr + block).to(gl.int64)
+                expert = gl.load(block_expert_ptr + block_of).to(gl.int64)
                 channel = start + gl.arange(0, HALF, gl.SliceLayout(1, results))
                 left += gl.load(down_bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(gl.float32)[:, None]
                 right += gl.load(down_bias_ptr + expert * N + HALF + channel, mask=channel + HALF < N, other=0.0).to(gl.float32)[:, None]
@@ -165,16 +166,16 @@ def multiply(
         if live_ptr is not None:
             live = gl.load(live_ptr)
         place = gl.arange(0, SLOTS, gl.SliceLayout(1, summed))
-        t = gl.program_id(0)
-        at = t // CHUNKS * TOP_K + place
-        expert = gl.load(ids_ptr + at, mask=(place < TOP_K) & (t < end), other=-1)
-        router = gl.load(router_ptr + at, mask=(place < TOP_K) & (t < end), other=0.0)
+        own = gl.program_id(0)
+        at = own // CHUNKS * TOP_K + place
+        expert = gl.load(ids_ptr + at, mask=(place < TOP_K) & (own < end), other=-1)
+        router = gl.load(router_ptr + at, mask=(place < TOP_K) & (own < end), other=0.0)
         tl.debug_barrier()
         gl.atomic_add(done_ptr + 1, 1, sem="release", scope="gpu")
         while gl.atomic_add(done_ptr + 1, 0, sem="acquire", scope="gpu") < programs:
             pass
         for t in range(gl.program_id(0), end, programs):
-            token = t // CHUNKS
+            token = gl.to_tensor(t // CHUNKS)
             is_kept = (expert >= 0) & (expert < experts) & (token < live)
             column = t % CHUNKS * 512 + gl.arange(0, 512, gl.SliceLayout(0, summed))
             from_ = results_ptr + at.to(gl.int64)[:, None] * N + column[None, :]

@@ -4,6 +4,7 @@ from typing import Self
 
 from triton import language as tl
 from triton.language import abs as abs
+from triton.language import atomic_add as atomic_add
 from triton.language import constexpr as constexpr
 from triton.language import dtype as dtype
 from triton.language import exp as exp
@@ -12,6 +13,7 @@ from triton.language import int32 as int32
 from triton.language import int64 as int64
 from triton.language import load as load
 from triton.language import max as max
+from triton.language import maximum as maximum
 from triton.language import minimum as minimum
 from triton.language import num_programs as num_programs
 from triton.language import program_id as program_id
@@ -33,6 +35,9 @@ class NVMMASharedLayout(int):
 
 class SliceLayout(int):
     def __new__(cls, dim: int, parent: int) -> Self: ...
+
+class SwizzledSharedLayout(int):
+    def __new__(cls, vec: int, per_phase: int, max_phase: int, order: Sequence[int]) -> Self: ...
 
 def allocate_shared_memory(element_ty: tl.dtype, shape: Sequence[int], layout: int) -> tensor: ...
 def arange(start: int, end: int, layout: int) -> tensor: ...
