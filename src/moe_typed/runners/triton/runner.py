@@ -3,7 +3,7 @@
 Which kernels do that, and with which tiles, is a plan; see ops.product_plans. For a few tokens nothing is sorted, and the second product sums.
 
 Products accumulate in float32; what lies between the steps has the model's dtype. Over fp8 weights the rows between the products are quantised for
-each 128 channels, as the payload was, except where a plan for few rows leaves them as they are, which is more exact.
+each 128 channels, as the payload was, except where a plan for few rows does so for each 64 or leaves them as they are, which is more exact.
 """
 
 from typing import ClassVar, final, overload
