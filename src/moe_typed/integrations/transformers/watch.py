@@ -15,6 +15,7 @@ _FUNCTIONS: Final = (FunctionType, BuiltinFunctionType)
 _FRAMEWORK: Final = frozenset(vars(nn.Module())) - {"training"}
 
 
+@final
 class UnwatchableError(Exception):
     """Say that a function read something whose changes cannot be seen."""
 
