@@ -59,22 +59,25 @@ def test_a_plan_that_cannot_run_or_is_wrong_fails_and_the_next_one_runs() -> Non
 
 
 @pytest.mark.parametrize("fmt", ["bf16", "fp8"])
-def test_what_is_compiled_beforehand_is_what_is_run(fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [How.VECTOR, How.WALK, How.SORTED, How.STREAM])
+def test_what_is_compiled_beforehand_is_what_is_run(how: How, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from moe_typed.tuning.bench import CudaMeasurer
+
+    def products() -> set[str]:
+        return {path.parent.name for path in tmp_path.rglob("*.cubin") if path.stem in ("_up", "_down", "stream")}
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     measurer = CudaMeasurer(torch.device("cuda"))
     cell = Cell(LayerKey(fmt, 7, 3, 256, 384), 7, 5, "uniform")
+    tried = [plan for family in families(cell, measurer.machine.limits) if family.how is how for plan in family.plans()][:4]
+    if not tried:
+        pytest.skip("the kernel does not run on this device")
     try:
         with measurer.open(cell) as bench:
-            family = families(cell, measurer.machine.limits)[-1]
-            tried = family.plans()[:5]
-            assert [*bench.compile(tried)] == [1, 2, 3, 4, 5]
-            compiled = {path.name for path in tmp_path.rglob("*.cubin")}
-            before = {path.parent.name for path in tmp_path.rglob("*.cubin") if path.stem in ("_up", "_down")}
+            by_rule = products()
+            assert [*bench.compile(tried)] == [1, 2, 3, 4]
+            before = products()
             bench.time(tried[-1], 3)
-            after = {path.parent.name for path in tmp_path.rglob("*.cubin") if path.stem in ("_up", "_down")}
-            assert compiled >= {"_up.cubin", "_down.cubin"}
-            assert after == before
+            assert products() == before > by_rule
     finally:
         measurer.close()

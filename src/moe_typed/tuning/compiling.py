@@ -26,7 +26,6 @@ from ..runners.triton.weights import TritonExpertWeights
 from ..stages import FlatRowsInput
 
 _MOST: Final = 16  # processes: each takes some hundred MB
-_BY_THEMSELVES: Final = (How.WIDE, How.STREAM)  # kernels with few variants a layer, which are compiled where they run
 _FEW: Final = 4  # plans that are not worth a process
 
 
@@ -49,8 +48,8 @@ class Compilers:
 
     def compile(self, layer: LayerKey, tokens: int, plans: Sequence[Plan]) -> Iterator[int]:
         """Compile the plans that were not compiled before, and yield how many are done. What goes wrong shows when a plan is run."""
-        # The wide kernel has two variants a layer, whatever the plan, and the streaming one a few; the others depend on tokens where they walk.
-        jobs = [_Job(layer, tokens, plan) for plan in plans if plan.how not in _BY_THEMSELVES and self._is_new(layer, tokens, plan)]
+        # The wide kernel has two variants a layer, whatever the plan, which are compiled where they run.
+        jobs = [_Job(layer, tokens, plan) for plan in plans if plan.how is not How.WIDE and self._is_new(layer, tokens, plan)]
         if len(jobs) < _FEW:
             return
         pool = self._pool or ProcessPoolExecutor(
@@ -75,8 +74,9 @@ class Compilers:
             self._pool = None
 
     def _is_new(self, layer: LayerKey, tokens: int, plan: Plan) -> bool:
-        routes = 1 << (tokens * layer.top_k - 1).bit_length() if plan.how is How.WALK else 0
-        key = (layer, routes, plan)
+        # What walks has the routes as a constant; what streams sums in the same launch up to some tokens, or not.
+        by_tokens = 1 << (tokens * layer.top_k - 1).bit_length() if plan.how is How.WALK else tokens if plan.how is How.STREAM else 0
+        key = (layer, by_tokens, plan)
         is_new = key not in self._seen
         self._seen.add(key)
         return is_new
@@ -103,7 +103,7 @@ def _compile(job: _Job) -> None:
     from ..runners.triton.runner import make_runner
 
     runner = make_runner(_weights(job.layer), SiluAndMul(), torch.bfloat16)
-    plans = runner.plans._replace(tuned={job.layer.top_k: ((job.tokens, job.plan),)})
+    plans = runner.plans._replace(wide=True, tuned={job.layer.top_k: ((job.tokens, job.plan),)})  # only what the device takes is tried
     forced = attrs.evolve(runner, plans=plans)
     forced.run(_input(job))
 

@@ -144,7 +144,8 @@ def _launch(
         "SUMS": out is not None,
         "BRINGING": bringing,
     }
-    properties = cast("_Properties", torch.cuda.get_device_properties(results.device))  # pyright: ignore[reportUnknownMemberType]
+    device = None if results.is_meta else results.device  # the current one is what is compiled for
+    properties = cast("_Properties", torch.cuda.get_device_properties(device))  # pyright: ignore[reportUnknownMemberType]
     programs = properties.multi_processor_count * each
     _STREAM(programs, tensors, scalars, constants, num_warps=4, maxnreg=at_start, launch_cooperative_grid=True)
 
