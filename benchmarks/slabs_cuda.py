@@ -96,7 +96,7 @@ def cells() -> Iterator[Timed]:
     owner = object()
     for fmt in ("bf16", "fp8"):
         layer = make_layer(_SHAPE, fmt)
-        runner = layer.runner()
+        runner = layer.runner
         for capacity, live in SIZES:
             slab = make_slab(fmt, capacity, live, owner)
             hit = int((slab.dispatched.received.counts > 0).sum())
