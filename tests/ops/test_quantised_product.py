@@ -231,9 +231,10 @@ class TestRefusals:
 
 
 @pytest.mark.parametrize(("device", "kind"), [pytest.param("cpu", "fp16", marks=on_cpu), pytest.param("cuda", "bf16", marks=on_cuda)])
+@pytest.mark.parametrize("name", ["mxfp4", "int4", "int8"])
 @pytest.mark.parametrize("routes", [1, 17 * EXPERTS, 33 * EXPERTS, 65 * EXPERTS])
-def test_every_height_of_tiles(device: str, kind: str, routes: int) -> None:
-    matrix, ids = moved(matrices()["mxfp4"], device), (torch.arange(routes, dtype=torch.int32, device=device) % EXPERTS).unsqueeze(1)
+def test_every_height_of_tiles(device: str, kind: str, routes: int, name: str) -> None:
+    matrix, ids = moved(matrices()[name], device), (torch.arange(routes, dtype=torch.int32, device=device) % EXPERTS).unsqueeze(1)
     rows = rows_of(kind, rand(7, routes, K).to(device))
     found = run(rows, matrix, ids, None, None, NOTHING)
     expected = reference.product(rows, matrix, ids, None, 1, torch.float32)

@@ -61,7 +61,8 @@ def choose_tile(rows: Rows, matrix: Matrix, routes: int, *, paired: bool) -> Til
     if height == _HIGHEST:
         return Tile(height, 64 if paired else 128, depth, 8, 3, _SUPERBLOCK)
     if height > _HEIGHTS[0]:
-        return Tile(height, 64 if paired else 128, depth, 4, 3)
+        # Of 64 x 128 x 32 Triton 3.6 makes no code where a byte holds two codes.
+        return Tile(height, 64 if paired or depth == _SMALLEST_DEPTH_8 else 128, depth, 4, 3)
     return Tile(height, 32 if paired and routes > _MOST_WALKED and not _has_e8m0(matrix) else 64, depth, 4, 4)
 
 
