@@ -54,8 +54,8 @@ def choose_tile(rows: Rows, matrix: Matrix, routes: int, *, paired: bool) -> Til
     """
     heights = _HEIGHTS_BY_CODE if _has_e8m0(matrix) else _HEIGHTS
     height = next((rows_ for rows_ in heights if routes <= rows_ * matrix.data.shape[0]), _HIGHEST)
-    if rows.data.dtype == torch.float32:  # without tensor cores ("ieee"), registers are what runs short
-        return Tile(height, 32, fitting_depth(rows, matrix, 32), 4, 2)
+    if rows.data.dtype == torch.float32:  # without tensor cores ("ieee"), registers are what runs short: 4 warps would spill 4 KiB a thread at 128 rows
+        return Tile(height, 32, fitting_depth(rows, matrix, 32), 8 if height == _HIGHEST else 4, 2)
     is_wide = rows.data.dtype.itemsize > 1 and (height >= 64 or matrix.code is Code.DENSE)  # pieces of at most 128 bytes a row
     depth = fitting_depth(rows, matrix, 64 if is_wide else 128)
     if height == _HIGHEST:
