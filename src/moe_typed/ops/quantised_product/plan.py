@@ -54,7 +54,7 @@ def choose_tile(rows: Rows, matrix: Matrix, routes: int, *, paired: bool) -> Til
     """
     heights = _HEIGHTS_BY_CODE if _has_e8m0(matrix) else _HEIGHTS
     height = next((rows_ for rows_ in heights if routes <= rows_ * matrix.data.shape[0]), _HIGHEST)
-    if rows.data.dtype == torch.float32:  # without tensor cores ("ieee"), registers are what runs short: 4 warps would spill 4 KiB a thread at 128 rows
+    if rows.data.dtype == torch.float32:  # without tensor cores ("ieee"), registers run short: at 128 rows 4 warps spill 4 KiB a thread
         return Tile(height, 32, fitting_depth(rows, matrix, 32), 8 if height == _HIGHEST else 4, 2)
     is_wide = rows.data.dtype.itemsize > 1 and (height >= 64 or matrix.code is Code.DENSE)  # pieces of at most 128 bytes a row
     depth = fitting_depth(rows, matrix, 64 if is_wide else 128)
