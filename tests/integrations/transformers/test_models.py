@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from moe_typed.integrations.transformers import NAME, configure, layer_reports, prepare, register, registration, report
+from moe_typed.integrations.transformers.adapt import adapt
 from moe_typed.integrations.transformers.implementation import held_by
+from moe_typed.integrations.transformers.modules import read_stored
 from moe_typed.runners import UnsupportedError
 from tests.integrations.transformers.support import TOLERANCE, error
 
@@ -169,6 +171,26 @@ def test_compiled_code_asks_for_another_layer_where_the_module_has_changed(chang
         changed = logits(compiled)
         model.set_experts_implementation("eager")
         assert error(changed, logits(model)) < TOLERANCE[torch.float32]
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it
+def test_compiled_code_asks_for_another_layer_where_weights_are_frozen_no_longer() -> None:
+    """Views of frozen weights, which they are where they were laid out anew, have no gradients."""
+    model = make("GptOss", NAME)
+    model.requires_grad_(False)
+    for _, module in registration.experts_of(model):
+        adapt(read_stored(module), row_major=True)
+    prepare(model)
+    torch.compiler.reset()
+    compiled = compile_model(model, fullgraph=True)
+    compiled(tokens(), use_cache=False)
+    model.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"call moe_typed.integrations.transformers.prepare\(model\)"):
+        compiled(tokens(), use_cache=False)
+    prepare(model)
+    compiled(tokens(), use_cache=False).logits.sum().backward()
+    assert all(module.get_parameter("gate_up_proj").grad is not None for _, module in registration.experts_of(model))
     torch.compiler.reset()
 
 

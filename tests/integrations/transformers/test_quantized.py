@@ -1,7 +1,7 @@
 """Weights that transformers holds quantised become weight classes as they are: nothing is dequantised on the way."""
 
 import importlib
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 import torch
@@ -68,9 +68,12 @@ def routes() -> tuple[Tensor, Tensor]:
     return torch.stack([torch.randperm(EXPERTS, generator=generator)[:2] for _ in range(ROWS)]), torch.rand(ROWS, 2, generator=generator)
 
 
+LAYER: Final = typed()  # one for all calls: with other options, each would prepare its own
+
+
 def run(module: nn.Module, rows: Tensor) -> Tensor:
     with torch.no_grad():
-        return typed()(module, rows, *routes())
+        return LAYER(module, rows, *routes())
 
 
 @pytest.mark.parametrize(("limit", "activation"), [(None, SiluAndMul()), (1.5, SwigluClamped(1.5))])
@@ -101,12 +104,33 @@ def test_a_copied_scale_follows_the_module_s() -> None:
     assert torch.equal(run(module, rows), before * 2)
 
 
+def test_a_copy_whose_change_could_not_be_seen_is_refused() -> None:
+    with torch.inference_mode():
+        module = fp8("ue8m0")
+    with pytest.raises(UnsupportedError, match=r"made under torch.inference_mode\(\), so that their changes cannot be seen, and must be copied"):
+        run(module, random(ROWS, HIDDEN, seed=9))
+
+
 def test_rows_of_another_dtype_are_taken_too() -> None:
     module, rows = fp8(), random(ROWS, HIDDEN, seed=9)
     full = run(module, rows)
     half = run(module, rows.to(torch.bfloat16))
     assert half.dtype is torch.bfloat16
     assert error(half.float(), full) < 2.0**-7
+    held = held_by(module)
+    assert held is not None
+    assert held.found.compute is torch.bfloat16
+
+
+def test_compiled_code_would_not_see_a_change_of_what_was_copied() -> None:
+    module, rows, layer = fp8("ue8m0"), random(ROWS, HIDDEN, seed=9), typed()
+    compiler: Any = vars(torch)["compile"]  # torch types it by halves
+    torch.compiler.reset()
+    with torch.no_grad():
+        layer(module, rows, *routes())
+        with pytest.raises(Exception, match="these weights were copied when they were prepared"):  # dynamo wraps it, in some versions
+            compiler(layer, backend="eager", fullgraph=True)(module, rows, *routes())
+    torch.compiler.reset()
 
 
 def test_packed_fp4_is_mxfp4() -> None:

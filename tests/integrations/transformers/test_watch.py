@@ -100,6 +100,19 @@ def test_a_class_that_is_given_another_gate_is_followed(monkeypatch: pytest.Monk
     check_by_interface(module, run)
 
 
+def test_a_gate_from_outside_may_read_anything() -> None:
+    module, run, limits = QWEN.small(torch.float32), typed(), [2.0]
+
+    def gate(rows: Tensor) -> Tensor:
+        first, second = rows.chunk(2, dim=-1)
+        return nn.functional.silu(first.clamp(max=limits[0])) * second.clamp(-limits[0], limits[0])
+
+    vars(module)["_apply_gate"] = gate
+    check_by_interface(module, run)
+    limits[0] = 0.05
+    check_by_interface(module, run)
+
+
 def test_a_value_inside_a_function_is_followed() -> None:
     module, run = QWEN.small(torch.float32), typed()
     module.act_fn = function = nn.GELU()
@@ -232,6 +245,33 @@ def test_weights_that_are_frozen_no_longer_have_gradients(before: Callable[[nn.M
     assert not run(module, *of).requires_grad
 
 
+def test_gradients_are_those_of_the_parameter_that_is_there_now() -> None:
+    """Another parameter in the same memory."""
+    module, run, of = QWEN.small(torch.float32), typed(), inputs(5, torch.float32)
+    run(module, *of)
+    for name, parameter in list(module.named_parameters()):
+        setattr(module, name, nn.Parameter(parameter.data))
+    assert all(gradient is not None for gradient in gradients(module, run, *of))
+
+
+class Dropping(ByConfig):
+    @override
+    def _apply_gate(self, rows: Tensor) -> Tensor:
+        gate, up = rows.chunk(2, dim=-1)
+        return nn.functional.dropout(nn.functional.silu(gate), 0.5, self.training) * up
+
+
+def test_what_is_done_in_training_alone_is_done_there() -> None:
+    module, run, of = of_user(Dropping), typed(), inputs(5, torch.float32)
+    check_by_interface(module, run)
+    assert held(module).found.activation == SiluAndMul()
+    module.train()
+    with torch.no_grad():
+        assert not torch.equal(run(module, *of), run(module, *of))
+    module.eval()
+    check_by_interface(module, run)
+
+
 @pytest.mark.parametrize("name", ["gate_up_proj", "down_proj_bias"])
 def test_a_parameter_that_is_computed_is_followed(name: str) -> None:
     class Scaled(nn.Module):
@@ -296,13 +336,22 @@ def test_a_parameter_at_another_s_old_place_is_followed() -> None:
 def test_memory_that_a_copy_was_made_of_is_not_used_again_meanwhile() -> None:
     module, run = GPT_OSS.small(torch.float32), typed()
     halve_biases(module)
-    addresses = {module.get_parameter(name).data_ptr() for name in ("gate_up_proj_bias", "down_proj_bias")}
+    before = {name: parameter.data_ptr() for name, parameter in module.named_parameters()}
+    layer = check(module, run)
+    for parameter in module.parameters():
+        parameter.data = torch.zeros_like(parameter)
+    assert {seen.name: seen.kept.data_ptr() for seen in layer.seen if seen.kept is not None} == before
     check(module, run)
-    for _ in range(8):
-        module.gate_up_proj_bias.data = torch.zeros(1)
-        module.gate_up_proj_bias.data = new = torch.ones(EXPERTS, 2 * INTER, dtype=torch.float16)
-        assert new.data_ptr() not in addresses
-    check(module, run)
+
+
+def test_memory_that_is_read_as_another_dtype_is_followed() -> None:
+    module, run = QWEN.small(torch.bfloat16), typed()
+    check(module, run, torch.bfloat16)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.view(torch.float16)
+    with torch.no_grad():
+        run(module, *inputs(2, torch.float16))
+    assert held(module).found.compute is torch.float16
 
 
 def test_a_bias_that_is_taken_away_is_missed() -> None:

@@ -53,7 +53,6 @@ class Found(_Own):
     report: PlanReport
     between: Between
     compute: torch.dtype
-    training: bool
     tensors: dict[str, tuple[torch.dtype, torch.Size, torch.device]]
     weights: str
     relaid: int
@@ -66,7 +65,7 @@ class Found(_Own):
 
     def is_of(self, module: nn.Module, stored: Stored, compute: torch.dtype, options: Options) -> bool:
         """Say whether this holds for what ``module`` has now, wherever that lies."""
-        if options is not self.options or module.training is not self.training or compute is not self.compute:
+        if options is not self.options or compute is not self.compute:
             return False
         return _kinds(stored) == self.tensors and self.between.watch.holds(module)
 
@@ -100,7 +99,7 @@ class Held(_Own):
     def serves(self, module: nn.Module, hidden_states: Tensor, options: Options) -> bool:
         """Say whether this layer is what ``module`` holds now, in rows of this dtype and as ``options`` ask."""
         found = self.found
-        if options is not found.options or module.training is not found.training:
+        if options is not found.options:
             return False
         if self.rows is not None and hidden_states.dtype is not self.rows:
             return False
@@ -176,7 +175,6 @@ def hold(module: nn.Module, rows: torch.dtype, top_k: int, options: Options, bef
             report=report,
             between=between,
             compute=compute,
-            training=module.training,
             tensors=_kinds(stored),
             weights=type(adapted.weights).__qualname__,
             relaid=adapted.relaid,
