@@ -100,6 +100,34 @@ def test_a_class_that_is_given_another_gate_is_followed(monkeypatch: pytest.Monk
     check_by_interface(module, run)
 
 
+def test_a_function_without_a_gate_is_called_as_it_is_now() -> None:
+    module, run = NEMOTRON.small(torch.float32), typed()
+    for function in (nn.Tanh(), nn.Sigmoid()):
+        module.act_fn = function
+        assert isinstance(check(module, run).found.activation, OpaqueActivation)
+
+
+def test_a_layer_computes_in_the_dtype_of_its_weights() -> None:
+    module, run = QWEN.small(torch.float32), typed()
+    with torch.no_grad():
+        assert run(module, *inputs(2, torch.bfloat16)).dtype is torch.bfloat16
+    assert held(module).found.compute is torch.float32
+
+
+def test_projections_of_two_dtypes_are_refused() -> None:
+    module = QWEN.small(torch.float32)
+    module.down_proj = nn.Parameter(module.get_parameter("down_proj").detach().half())
+    with pytest.raises(UnsupportedError, match=r"the projections are torch.float32 and torch.float16; both must have one dtype"):
+        typed()(module, *inputs(2, torch.float32))
+
+
+def test_weights_of_other_experts_are_refused() -> None:
+    module = QWEN.small(torch.float32)
+    module.gate_up_proj = nn.Parameter(module.get_parameter("gate_up_proj").detach()[:4].clone())
+    with pytest.raises(UnsupportedError, match=f"the projections hold 4 and {EXPERTS} experts; the module counts {EXPERTS}"):
+        typed()(module, *inputs(2, torch.float32))
+
+
 def test_a_gate_from_outside_may_read_anything() -> None:
     module, run, limits = QWEN.small(torch.float32), typed(), [2.0]
 
