@@ -160,6 +160,14 @@ def test_what_no_class_holds_is_refused_by_its_name(module: Any, fragment: str) 
         typed()(experts, random(ROWS, experts.hidden_dim, seed=1), *routes())
 
 
+def test_scales_of_other_blocks_are_refused() -> None:
+    module = fp8()
+    scale = module.get_parameter("gate_up_proj_scale_inv").detach()
+    module.gate_up_proj_scale_inv = nn.Parameter(scale[:, :1].clone(), requires_grad=False)
+    with pytest.raises(UnsupportedError, match="scales of fp8 weights are"):
+        run(module, random(ROWS, HIDDEN, seed=1))
+
+
 # Values of e2m1 by code (OCP Microscaling Formats, section 5.3.3).
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
