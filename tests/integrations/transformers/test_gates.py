@@ -91,7 +91,13 @@ def captured(rows: Tensor) -> Tensor:
     return functional.silu(gate) * up * torch.tensor(1.0)
 
 
-OTHERS = (mixed, other_limit, whole_row, by_value, dropping, swapped_within, halves, written_over, detached, captured)
+def added_thrice(rows: Tensor) -> Tensor:
+    gate, up = halves(rows)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * torch.sigmoid(gate * 1.25) * torch.add(up, 1, alpha=3)
+
+
+OTHERS = (added_thrice, mixed, other_limit, whole_row, by_value, dropping, swapped_within, halves, written_over, detached, captured)
 
 
 @pytest.mark.parametrize("function", OTHERS, ids=lambda function: function.__name__)
