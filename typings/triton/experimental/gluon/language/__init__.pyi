@@ -11,6 +11,7 @@ from triton.language import exp as exp
 from triton.language import float32 as float32
 from triton.language import int32 as int32
 from triton.language import int64 as int64
+from triton.language import join as join
 from triton.language import load as load
 from triton.language import max as max
 from triton.language import maximum as maximum
@@ -33,6 +34,9 @@ class NVMMADistributedLayout(int):
 class NVMMASharedLayout(int):
     def __new__(cls, swizzle_byte_width: int, element_bitwidth: int, rank: int = ...) -> Self: ...
 
+class SwizzledSharedLayout(int):
+    def __new__(cls, vec: int, per_phase: int, max_phase: int, order: Sequence[int]) -> Self: ...
+
 class SliceLayout(int):
     def __new__(cls, dim: int, parent: int) -> Self: ...
 
@@ -42,6 +46,9 @@ class SwizzledSharedLayout(int):
 def allocate_shared_memory(element_ty: tl.dtype, shape: Sequence[int], layout: int) -> tensor: ...
 def arange(start: int, end: int, layout: int) -> tensor: ...
 def convert_layout(value: tensor, layout: int) -> tensor: ...
+def inline_asm_elementwise(
+    asm: str, constraints: str, args: Sequence[tensor], dtype: tuple[tl.dtype, tl.dtype], is_pure: bool, pack: int
+) -> tuple[tensor, tensor]: ...
 def to_tensor(x: tl.tensor | int) -> tensor: ...
 def warp_specialize(
     functions_and_args: Sequence[tuple[object, tuple[tensor | float | None, ...]]], worker_num_warps: Sequence[int], worker_num_regs: Sequence[int]
