@@ -62,6 +62,15 @@ def test_the_kernels_clear_what_they_are_given(device: str, rows: int, k: int) -
 
 
 @devices
+def test_programs_sort_more_routes_than_they_rank_at_a_time(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moe_typed.ops.align.triton._PROGRAMS", 4)
+    ids = torch.randint(-1, 71, (9000, 1), generator=torch.Generator().manual_seed(1), dtype=torch.int32).to(device)
+    count = torch.tensor([8990], dtype=torch.int32, device=device)
+    for found, wanted in zip(align_fast(ids, count, 70, 64), reference.align(ids, count, 70, 64), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@devices
 @both
 def test_routes_of_one_expert_keep_their_order(device: str, align: Align) -> None:
     slots, block_expert = align(torch.zeros(20, 1, dtype=torch.int32, device=device), None, 4, 16)

@@ -83,9 +83,9 @@ class Plans(NamedTuple):
         columns = 512 if self.layer.inter <= 512 and not self.layer.hidden % 512 else 128
         return Plan(How.STREAM, Tile(rows, 64, 128, 4, stages), Tile(rows, columns, 128, 4, stages))
 
-    def without_wide(self) -> "Plans":
-        """Return the plans for rows that the wide and the streaming kernel cannot copy: by rule alone."""
-        return Plans(self.layer, False, {}, why="rows or weights lie where the copy engine cannot copy them")
+    def without_wide(self, why: str = "rows or weights lie where the copy engine cannot copy them") -> "Plans":
+        """Return the plans where the wide and the streaming kernel cannot run: by rule alone."""
+        return Plans(self.layer, False, {}, why=why)
 
     def source(self, top_k: int) -> Source:
         """Return where the plans for a number of routes a token come from."""

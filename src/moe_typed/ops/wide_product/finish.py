@@ -93,7 +93,10 @@ def place(
     N: gl.constexpr,
     APART: gl.constexpr,
 ) -> None:
-    """Write each row's columns to its route, times its router weight if there is one: ``left`` from ``first_column`` on, and ``right`` ``APART`` columns further."""
+    """Write each row's columns to its route, times its router weight if there is one.
+
+    ``left`` are those from ``first_column`` on, and ``right`` those ``APART`` columns further.
+    """
     COLUMNS: gl.constexpr = left.shape[1]
     stored: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
     if bias_ptr is not None:

@@ -10,6 +10,7 @@ from typing import ClassVar, final, overload
 
 import attrs
 import torch
+import triton
 from torch import Tensor
 from triton import knobs
 from typing_extensions import override
@@ -45,6 +46,8 @@ from .general import live_count
 from .in_place import ExpertRowsInput, blocks_of, plan_for, weights_of
 from .weights import TritonExpertWeights
 
+_TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+_WIDE_TRITON = (3, 6)  # the first with the gluon that those kernels are written in; it is experimental, and changes
 _TILED_TOKENS = 16  # the rows of the smallest tile: plans by rule multiply so many by tiles
 
 
@@ -187,6 +190,8 @@ def make_runner(weights: TritonExpertWeights, activation: Activation, out_dtype:
     plans = plans_for(weights.w13.device, layer)
     if weights.w13.data_ptr() % 16 or weights.w2.data_ptr() % 16:  # the copy engine's rule
         plans = plans.without_wide()
+    if plans.wide and _TRITON < _WIDE_TRITON:
+        plans = plans.without_wide(f"the wide and the streaming kernel need Triton 3.6 or later; this is {triton.__version__}")
     return TritonRunner(weights, split, _gate(activation), out_dtype, plans)
 
 

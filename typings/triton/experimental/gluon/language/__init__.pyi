@@ -34,9 +34,6 @@ class NVMMADistributedLayout(int):
 class NVMMASharedLayout(int):
     def __new__(cls, swizzle_byte_width: int, element_bitwidth: int, rank: int = ...) -> Self: ...
 
-class SwizzledSharedLayout(int):
-    def __new__(cls, vec: int, per_phase: int, max_phase: int, order: Sequence[int]) -> Self: ...
-
 class SliceLayout(int):
     def __new__(cls, dim: int, parent: int) -> Self: ...
 
