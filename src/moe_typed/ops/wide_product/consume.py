@@ -89,10 +89,11 @@ def consume(
     of_all: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF if UP else QUARTER, 32])
     of_half: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUARTER, 32])
     count, rounds, halved = share(used, TILES)
+    position = gl.program_id(0)
     it = gl.to_tensor(0)
     shared = gl.to_tensor(0)  # tiles so far
     for turn in range(count):
-        block, tile, half = locate(gl.to_tensor(turn), rounds, halved, used, group, TILES)
+        block, tile, half, position = locate(gl.to_tensor(turn), position, rounds, halved, used, group, TILES)
         expert = gl.load(block_expert_ptr + block).to(gl.int64)
         both = gl.load(slots_ptr + block * 128 + 64) < routes
         row = GATE // _GROUP + tile if UP else tile * 2  # of the scales

@@ -48,9 +48,10 @@ def produce(
     VEC: gl.constexpr = 16 // SIZE
     copied: gl.constexpr = gl.BlockedLayout([1, VEC], [32 * VEC // BLOCK_K, BLOCK_K // VEC], [4, 1], [1, 0])
     count, rounds, halved = share(used, TILES)
+    position = gl.program_id(0)
     it = 0
     for turn in range(count):
-        block, tile, half = locate(gl.to_tensor(turn), rounds, halved, used, group, TILES)
+        block, tile, half, position = locate(gl.to_tensor(turn), position, rounds, halved, used, group, TILES)
         expert = gl.load(block_expert_ptr + block)
         both = gl.load(slots_ptr + block * 128 + 64) < routes
         is_whole = both & (half < 0)

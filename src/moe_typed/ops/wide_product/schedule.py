@@ -24,14 +24,17 @@ def share(used: gl.tensor, TILES: gl.constexpr) -> tuple[gl.tensor, gl.tensor, g
 
 @gluon.jit
 def locate(
-    turn: gl.tensor, rounds: gl.tensor, halved: gl.tensor, used: gl.tensor, group: gl.tensor, TILES: gl.constexpr
-) -> tuple[gl.tensor, gl.tensor, gl.tensor]:
-    """Return the block and the tile of a turn, and which half of the rows it is of (-1: both)."""
+    turn: gl.tensor, place: gl.tensor, rounds: gl.tensor, halved: gl.tensor, used: gl.tensor, group: gl.tensor, TILES: gl.constexpr
+) -> tuple[gl.tensor, gl.tensor, gl.tensor, gl.tensor]:
+    """Return the block and the tile of a turn, which half of the rows it is of (-1: both), and the place of the next turn.
+
+    ``place``: this program's among all in this turn; its number in the first.
+    """
     programs = gl.num_programs(0)
-    place = (gl.program_id(0) + turn) % programs
     is_half = (turn >= rounds) & halved
     number = turn * programs + gl.where(is_half, place // 2, place)
     first = number // (group * TILES) * group
     size = gl.minimum(used - first, group)
     inside = number - first * TILES
-    return first + inside % size, inside // size, gl.where(is_half, place % 2, -1)
+    following = gl.where(place + 1 == programs, 0, place + 1)
+    return first + inside % size, inside // size, gl.where(is_half, place % 2, -1), following
