@@ -12,7 +12,8 @@ from moe_typed.ops.activation.spec import E4M3_MAX, GROUP, Gate, Split
 from moe_typed.ops.align.reference import align
 from moe_typed.ops.down_product import reference as down_reference
 from moe_typed.ops.up_product import reference as up_reference
-from tests.emulation.gluon import Descriptor, Pointer, kernel
+from tests.emulation.gluon import Descriptor, kernel
+from tests.emulation.gluon_memory import Pointer
 
 _ROOM: Final = Path(next(iter(moe_typed.ops.wide_product.__path__)))
 _FILES: Final = [_ROOM / f"{name}.py" for name in ("schedule", "multiply", "finish", "produce", "consume", "kernel")]
