@@ -16,7 +16,7 @@ from moe_typed.ops.up_product import reference as up_reference
 from moe_typed.ops.up_product import vector
 from moe_typed.ops.up_product.triton import up_product
 from moe_typed.ops.wide_product import triton as wide
-from tests.ops.support import dtypes
+from tests.ops.support import devices, dtypes
 
 NAN = float("nan")
 SILU, OAI = Gate(1.0, float("inf"), 0.0), Gate(1.702, 7.0, 1.0)
@@ -194,6 +194,15 @@ def test_streamed(dtype: torch.dtype, sizes: Streamed, order: int, live: float |
             close(found, summed, TOLERANCE[dtype])
             close(stream.products(operands, split, OAI, dtype, *sizes.tiles())[routes], wanted, TOLERANCE[dtype])
         assert not bool(found[counted.lt(0).logical_or(counted.ge(sizes.experts)).all(1)].any())
+
+
+@devices
+def test_a_streamed_layer_without_columns_is_zero(device: str) -> None:
+    made = layer(device, torch.float16, 5, 0, 3, 256, 128)
+    operands = stream.Operands(made.rows, None, made.w13, None, made.b13, made.w2, None, made.b2, made.ids, None)
+    found = stream.layer(operands, torch.zeros(5, 0, device=device), splits(128)[0], OAI, torch.float16, *Streamed(5, 0, 3, 256, 128, 8).tiles())
+    assert found.shape == (5, 256)
+    assert not bool(found.any())
 
 
 def blocks128(seed: int, *shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -42,7 +42,7 @@ def test_dispatch_hands_the_same_rows_on_and_makes_ids_local() -> None:
         dispatched = StandardDispatcher(fp32_as_is).dispatch(rows, from_topk(torch.tensor([[0], [-1]], dtype=torch.int32), torch.ones(2, 1), 4))
     assert dispatched.payload is rows
     assert dispatched.routing.space is LocalIds
-    assert torch.equal(dispatched.routing.topk_weights, torch.tensor([[1.0], [0.0]]))
+    assert torch.equal(dispatched.routing.topk_ids, torch.tensor([[0], [-1]], dtype=torch.int32))
     assert dispatched.combine_input is StandardCombineInput
 
 

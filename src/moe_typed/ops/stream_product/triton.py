@@ -52,7 +52,7 @@ class Operands(NamedTuple):
 def layer(operands: Operands, topk_weights: Tensor, split: Split, gate: Gate, out_dtype: torch.dtype, up: Tile, down: Tile) -> Tensor:
     """Return (tokens, N): for each token the sum over its routes of router weight times result, as sum_routes has it. See product_plans.spec.Tile."""
     tokens, columns = operands.topk_ids.shape[0], operands.w2.shape[1]
-    if tokens > _SUMMED:
+    if tokens > _SUMMED or not operands.topk_ids.numel():  # without routes nothing is launched, and the sum is zero
         results = products(operands, split, gate, out_dtype, up, down)
         return sum_routes(results, operands.topk_ids, topk_weights, operands.live, operands.w2.shape[0], out_dtype)
     out = operands.rows.new_empty((tokens, columns), dtype=out_dtype)
