@@ -268,12 +268,7 @@ class TestHow:
     def test_the_longer_tiles_decode_the_earlier_weights_are_decoded_once(self) -> None:
         """By the measurements that stand beside the rule: int4 first, then those with e8m0 scales, int8 last."""
         rows = Rows(rand(1, 1, K).bfloat16())
-        for each, decoded in (
-            (64, ()),
-            (150, ("int4 with zeros",)),
-            (250, ("int4 with zeros", "mxfp8")),
-            (400, ("int4 with zeros", "mxfp8", "int8")),
-        ):
-            for name in ("int4 with zeros", "mxfp8", "int8"):
-                found = choose_how(rows, matrices()[name], each * EXPERTS, wide=True)
-                assert found is (How.WIDE if name in decoded else How.SORTED), (each, name)
+        names = ("int4 with zeros", "mxfp8", "int8")
+        for each, begun in ((64, 0), (150, 1), (250, 2), (400, 3)):
+            hows = [choose_how(rows, matrices()[name], each * EXPERTS, wide=True) for name in names]
+            assert hows == [How.WIDE] * begun + [How.SORTED] * (3 - begun)

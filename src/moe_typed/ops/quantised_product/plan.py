@@ -24,8 +24,8 @@ _MOST_WALKED: Final = 64  # routes; at 512, walking takes 1.2 to 1.5 (first prod
 # multiply codes by scales took 1.2 times that at 32 rows.
 _DECODED_ROWS: Final = 288
 _DECODED_ROWS_BY_CODE: Final = 224
-# Whole layers over int4: by tiles 357 at 32 rows an expert and 1760 at 256, of these weights, and 2365 at 128 of Mixtral's; decoding (394, 920) and the
-# layer in bf16 (337 to 681, 899) take less from between 100 and 128 on.
+# Whole layers over int4: by tiles 357 at 32 rows an expert and 1760 at 256, of these weights, and 2365 at 128 of Mixtral's; decoding (394, 920) and
+# the layer in bf16 (337 to 681, 899) take less from between 100 and 128 on.
 _DECODED_ROWS_INT4: Final = 128
 
 
