@@ -59,9 +59,18 @@ class TestSupport:
     def test_the_answer_is_the_table_s(self, backend: Backend, runner: RunnerName) -> None:
         cells = [TRANSITIONS[backend.variant, runner_input] for runner_input in RUNNER_INPUTS[runner]]
         support = supports(backend, runner)
+        if backend.on_npu and runner in (RunnerName.TRITON, RunnerName.AITER):
+            assert not support
+            assert support.reasons == (f"its rows are on an Ascend NPU, where the {runner.value} runner does not run",)
+            return
         assert bool(support) is any(isinstance(cell, Row) for cell in cells)
         assert support.row is next((cell for cell in cells if isinstance(cell, Row)), None)
         assert len(support.reasons) == (0 if support else len(cells))
+
+    def test_runners_of_gpus_and_of_npus_share_no_backend(self) -> None:
+        on_npus = set(backends_of(RunnerName.ASCEND))
+        assert on_npus == {backend for backend in Backend if backend.on_npu}
+        assert not on_npus & {*backends_of(RunnerName.TRITON), *backends_of(RunnerName.AITER)}
 
     def test_every_variant_of_the_table_has_a_backend(self) -> None:
         assert {backend.variant for backend in Backend} == {variant for variant, _ in TRANSITIONS}

@@ -141,6 +141,7 @@ _MODULES: Final[Mapping[Backend, str]] = MappingProxyType(
 )
 _NPU: Final = (Backend.ASCEND_TP, Backend.DEEPEP_NORMAL_NPU, Backend.DEEPEP_LL_NPU)
 _ONE_ROUTE: Final = (Backend.DEEPEP_LL, Backend.DEEPEP_V2_EXPANDED, Backend.DEEPEP_V2_MASKED, Backend.MOONCAKE, Backend.NIXL, *_NPU)
+_ON_GPUS: Final = (RunnerName.TRITON, RunnerName.AITER)
 _QUANTISING: Final = (Backend.DEEPEP_LL, Backend.MOONCAKE, Backend.NIXL, *_NPU)
 _BY_THE_LIBRARY: Final[Mapping[Wire, type[Payload]]] = MappingProxyType({Wire.BF16: Bf16Rows, Wire.FP8_BLOCK128: Fp8Block128SlabRows})
 _BY_THE_SENDER: Final[Mapping[Wire, type[Payload]]] = MappingProxyType(
@@ -177,6 +178,8 @@ class Support:
 
 def supports(backend: Backend, runner: RunnerName) -> Support:
     """Return whether a runner works behind a backend. Weights and wire formats are another question, which a plan answers."""
+    if backend.on_npu and runner in _ON_GPUS:
+        return Support(backend, runner, None, (f"its rows are on an Ascend NPU, where the {runner.value} runner does not run",))
     reasons: list[str] = []
     for runner_input in RUNNER_INPUTS[runner]:
         cell = TRANSITIONS[backend.variant, runner_input]
