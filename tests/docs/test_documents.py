@@ -1,16 +1,16 @@
 """The documentation runs: its Python is executed, its commands are run, and its generated parts are what the code says."""
 
-import importlib.util
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
+
+from docs import generate
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -27,16 +27,6 @@ def commands() -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_the_python_of_a_page_runs(page: Path) -> None:
     document = Sybil(parsers=[PythonCodeBlockParser()], path=str(ROOT)).parse(page)
@@ -45,9 +35,9 @@ def test_the_python_of_a_page_runs(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_the_generated_parts_of_a_page_are_current(page: Path, generator: ModuleType) -> None:
+def test_the_generated_parts_of_a_page_are_current(page: Path) -> None:
     text = page.read_text()
-    assert generator.rewrite(text) == text, "run: python docs/generate.py"
+    assert generate.rewrite(text) == text, "run: python -m docs.generate"
 
 
 @pytest.mark.parametrize("command", commands())
