@@ -4,16 +4,19 @@ A floor is the bytes that must move (inputs once, outputs once) at the bandwidth
 (``empty_kernel``).
 """
 
+import argparse
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 import triton
 
 from moe_typed.tuning.measure import NOT_TIMED, Call, Timing, in_graph
 
-__all__ = ["NOT_TIMED", "Call", "Timing", "copy_bandwidth", "empty_kernel", "environment", "from_python", "in_graph"]
+__all__ = ["NOT_TIMED", "Call", "Timing", "arguments_of", "copy_bandwidth", "empty_kernel", "environment", "from_python", "in_graph", "save"]
 
 _COPIED_BYTES = 4 * 2**30
 
@@ -53,3 +56,19 @@ def copy_bandwidth() -> float:
 def environment() -> dict[str, str]:
     """Return what was measured on."""
     return {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+
+
+def arguments_of(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser that knows what every benchmark of a GPU is asked: where its figures go."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="write the figures into FOLDER, as DEVICE_NAME.json")
+    return parser
+
+
+def save(folder: Path | None, name: str, rows: Sequence[Mapping[str, object]], **facts: object) -> None:
+    """Write what was measured so far, where that was asked for; the tables of the documentation are made of such files."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        device = torch.cuda.get_device_name().split()[-1].lower()
+        figures = {**environment(), **facts, "rows": rows}
+        (folder / f"{device}_{name}.json").write_text(json.dumps(figures, indent=1) + "\n")

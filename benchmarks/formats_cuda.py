@@ -4,16 +4,13 @@ Every cell is checked against float32 before it is timed. The floor is the large
 bandwidth of a large copy, and of the arithmetic, at the rate of a large product (rows in fp8 or int8: twice that of bf16). Kernels are compiled
 first, by several processes, into Triton's cache.
 
-    python -m benchmarks.formats_cuda [--json PATH] [--shapes NAMES] [--tokens NUMBERS] [--formats NAMES] [--processes NUMBER]
+    python -m benchmarks.formats_cuda [--results FOLDER] [--shapes NAMES] [--tokens NUMBERS] [--formats NAMES] [--processes NUMBER]
 """
 
-import argparse
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, cast
 
 import torch
@@ -221,8 +218,7 @@ def show(rows: Sequence[Row]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser = measure.arguments_of(__doc__)
     parser.add_argument("--shapes", default=",".join(_SHAPES), help="names, by commas")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers, by commas")
     parser.add_argument("--formats", default=",".join(dict.fromkeys(fmt for fmt, _ in FORMATS)), help="of weights: names, by commas")
@@ -238,9 +234,7 @@ def main() -> None:
     results: list[Row] = []
     for row in cells(shapes, tokens, formats):
         results.append(row)
-        if arguments.json is not None:
-            figures = [one._asdict() for one in results]
-            cast("Path", arguments.json).write_text(json.dumps({**measure.environment(), "rows": figures}, indent=1))
+        measure.save(arguments.results, "formats", [one._asdict() for one in results])
     Console(width=150).print(show(results), measure.environment())
 
 

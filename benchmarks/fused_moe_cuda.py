@@ -3,14 +3,11 @@
 Every cell is checked against float32 before it is timed. The floor is the larger of the weights of the experts hit, at the bandwidth of a large copy,
 and of the arithmetic, at the rate of a large product (fp8: twice that of bf16). Rows are normal; experts are drawn uniformly, or by Zipf's law.
 
-    python -m benchmarks.fused_moe_cuda [--json PATH] [--shapes NAMES] [--tokens NUMBERS] [--zipf]
+    python -m benchmarks.fused_moe_cuda [--results FOLDER] [--shapes NAMES] [--tokens NUMBERS] [--loads NAMES]
 """
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 import torch
@@ -208,22 +205,18 @@ def show(rows: Sequence[Row]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser = measure.arguments_of(__doc__)
     parser.add_argument("--shapes", default=",".join(SHAPES), help="names, by commas")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers, by commas")
-    parser.add_argument("--zipf", action="store_true", help="also with loads by Zipf's law")
+    parser.add_argument("--loads", default="uniform,zipf", help="how experts are drawn: names, by commas")
     arguments = parser.parse_args()
 
     torch.random.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     tokens = [int(one) for one in cast("str", arguments.tokens).split(",")]
-    loads = ("uniform", "zipf") if arguments.zipf else ("uniform",)
     results: list[Row] = []
-    for row in cells(cast("str", arguments.shapes).split(","), tokens, loads):
+    for row in cells(cast("str", arguments.shapes).split(","), tokens, cast("str", arguments.loads).split(",")):
         results.append(row)
-        if arguments.json is not None:
-            figures = [one._asdict() for one in results]
-            cast("Path", arguments.json).write_text(json.dumps({**measure.environment(), "rows": figures}, indent=1))
+        measure.save(arguments.results, "fused_moe", [one._asdict() for one in results])
     Console(width=150).print(show(results), measure.environment())
 
 

@@ -2,14 +2,11 @@
 
 Every cell is checked against the reference, bit for bit, before it is timed. Rows are normal, bfloat16, of 7168 channels.
 
-    python benchmarks/quantize_cuda.py [--json PATH] [--quick]
+    python -m benchmarks.quantize_cuda [--results FOLDER] [--quick]
 """
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
@@ -187,8 +184,7 @@ def show(rows: Sequence[Row]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser = measure.arguments_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="only the cells that peers were measured in, and 16384 rows of the rest")
     arguments = parser.parse_args()
 
@@ -199,9 +195,7 @@ def main() -> None:
         results += cells(rows, tuple(PEERS) if arguments.quick and rows < ROWS[-1] else tuple(FORMATS), ceilings)
     results += wire([name for name in FORMATS if "swizzled" not in name], ceilings)  # tiles cannot be split by rows
     Console(width=150).print(show(results), measure.environment(), ceilings._asdict())
-    if arguments.json is not None:
-        figures = [row._asdict() for row in results]
-        cast("Path", arguments.json).write_text(json.dumps({**measure.environment(), **ceilings._asdict(), "rows": figures}, indent=1))
+    measure.save(arguments.results, "quantize", [one._asdict() for one in results], **ceilings._asdict())
 
 
 if __name__ == "__main__":

@@ -2,14 +2,11 @@
 
 Every cell is checked against the reference before it is timed. Logits are normal, float32; ids are those of a uniform router.
 
-    python -m benchmarks.routing_cuda [--json PATH] [--compiled]
+    python -m benchmarks.routing_cuda [--results FOLDER] [--compiled]
 """
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 import torch
@@ -207,8 +204,7 @@ def show(rows: Sequence[Row]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser = measure.arguments_of(__doc__)
     parser.add_argument("--compiled", action="store_true", help="time torch.compile of the eager gates too, for the most experts")
     arguments = parser.parse_args()
 
@@ -221,9 +217,7 @@ def main() -> None:
     results.sort(key=lambda row: (row.cell, row.rows))
     ceilings = {"copy_bytes_per_us": bandwidth, "empty_kernel_us": empty}
     Console(width=150).print(show(results), measure.environment(), ceilings)
-    if arguments.json is not None:
-        figures = [row._asdict() for row in results]
-        cast("Path", arguments.json).write_text(json.dumps({**measure.environment(), **ceilings, "rows": figures}, indent=1))
+    measure.save(arguments.results, "routing", [one._asdict() for one in results], **ceilings)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,11 @@ What a low-latency library delivers, to what its combine takes: both ways are ro
 of 256 experts, top-8); stale rows hold NaN, and some live rows are checked against float32. The floor is the weights of the experts hit, at the
 bandwidth of a large copy.
 
-    python -m benchmarks.slabs_cuda [--json PATH]
+    python -m benchmarks.slabs_cuda [--results FOLDER]
 """
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 import torch
@@ -122,16 +119,13 @@ def show(rows: Sequence[Timed]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser = measure.arguments_of(__doc__)
     arguments = parser.parse_args()
     torch.random.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     results: list[Timed] = []
     for row in cells():
         results.append(row)
-        if arguments.json is not None:
-            figures = [one._asdict() for one in results]
-            cast("Path", arguments.json).write_text(json.dumps({**measure.environment(), "rows": figures}, indent=1))
+        measure.save(arguments.results, "slabs", [one._asdict() for one in results])
     Console(width=150).print(show(results), measure.environment())
 
 

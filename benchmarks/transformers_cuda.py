@@ -4,16 +4,13 @@ Models have the widths of Qwen3-30B-A3B and of gpt-oss-20b, few layers, a small 
 implementation's experts are compared with the package's eager ones in float32: moe_typed may be no farther from them than 1.5 times eager in bf16.
 Where an implementation cannot be captured in a CUDA graph, its graph time is missing; the loop of calls from Python is timed all the same.
 
-    python -m benchmarks.transformers_cuda [--json PATH] [--quick]
+    python -m benchmarks.transformers_cuda [--results FOLDER] [--quick]
 """
 
-import argparse
 import copy
 import importlib
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
@@ -215,8 +212,7 @@ def show(rows: Sequence[Row]) -> Table:
 
 def main() -> None:
     """Measure, print, and write the JSON that was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser = measure.arguments_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="two sizes, and nothing compiled")
     arguments = parser.parse_args()
     register()
@@ -236,10 +232,7 @@ def main() -> None:
             del model
             torch.cuda.empty_cache()
     Console(width=160).print(show(rows))
-    if arguments.json is not None:
-        versions = {"transformers": importlib.import_module("transformers").__version__}
-        found = {**measure.environment(), **versions, "rows": [row._asdict() for row in rows]}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    measure.save(arguments.results, "transformers", [one._asdict() for one in rows], transformers=importlib.import_module("transformers").__version__)
 
 
 if __name__ == "__main__":
