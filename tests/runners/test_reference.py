@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -35,7 +36,9 @@ from moe_typed import (
 )
 from moe_typed.formats import ExpertWeights, GateUpOrder
 from moe_typed.runners import Activation, ReferenceRunner, reference_experts
+from moe_typed.runners.reference import AnyReferenceWeights
 from moe_typed.stages import FlatRowsInput
+from tests.formats.weights.support import CASES
 
 EXPERTS, HIDDEN, INTER = 4, 8, 6
 
@@ -255,3 +258,24 @@ def test_rows_must_fit_the_weights(hidden: int, experts: int, reason: str) -> No
 )
 def test_the_gpt_oss_activation(gate: float, up: float, expected: float) -> None:
     assert float(SwigluOai().apply(torch.tensor(gate), torch.tensor(up))) == pytest.approx(expected, rel=1e-5)
+
+
+@ORDERS
+@pytest.mark.parametrize("name", CASES)
+def test_every_class_of_weights_has_a_reference(name: str, order: type[GateUpOrder]) -> None:
+    case = CASES[name]
+    made = case.build(order, 2 * case.unit if case.unit > 1 else 6, bias=True)
+    # Over a union of classes no overload is the one; which it is, the tests of accept-sets say.
+    prepared = cast("Callable[[object], AnyReferenceWeights]", prepare_reference)(made.weights)
+    ids = torch.tensor([[0, 1], [1, -1], [-1, -1]])
+    rows, routes = random(3, case.hidden), routing(ids, experts=made.weights.num_experts)
+    exact = Fp32ExpertWeights(made.w13.float(), made.w2.float(), order, _float(made.weights.b13), _float(made.weights.b2))
+    expected = loop(rows, routes, exact, SiluAndMul())
+    got = run(Fp32Rows(rows), routes, prepared.runner(SiluAndMul()))
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(got.double() / scale, expected / scale, rtol=0, atol=2.0**-8)  # most results are rounded to bf16
+    assert prepared.accepts()[:3] == (Bf16Rows, Fp16Rows, Fp32Rows)
+
+
+def _float(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.float()

@@ -45,6 +45,8 @@ from .reference import (
     ReferenceRunner,
     ReferenceTransposedWeights,
     ReferenceUngatedWeights,
+    ReferenceW4A4Weights,
+    ReferenceW4A8Weights,
     prepare_reference,
     reference_experts,
 )
@@ -83,6 +85,8 @@ __all__ = [
     "ReferenceRunner",
     "ReferenceTransposedWeights",
     "ReferenceUngatedWeights",
+    "ReferenceW4A4Weights",
+    "ReferenceW4A8Weights",
     "Relu2",
     "Runner",
     "SiluAndMul",

@@ -76,6 +76,8 @@ from .reference import (
     ReferenceNvFp4Weights,
     ReferenceTransposedWeights,
     ReferenceUngatedWeights,
+    ReferenceW4A4Weights,
+    ReferenceW4A8Weights,
 )
 from .triton import (
     TritonBf16TransposedWeights,
@@ -187,6 +189,10 @@ ACCEPTANCE: Final = (
     Acceptance(RunnerName.REFERENCE, Int8ChannelExpertWeights, ReferenceInt8ChannelWeights),
     Acceptance(RunnerName.REFERENCE, AwqExpertWeights, ReferenceInt4Weights),
     Acceptance(RunnerName.REFERENCE, GptqExpertWeights, ReferenceInt4Weights),
+    Acceptance(RunnerName.REFERENCE, CompressedInt4ExpertWeights, ReferenceInt4Weights),
+    Acceptance(RunnerName.REFERENCE, ModelSlimW4A8ExpertWeights, ReferenceW4A8Weights),
+    Acceptance(RunnerName.REFERENCE, ModelSlimW4A4ExpertWeights, ReferenceW4A4Weights),
+    Acceptance(RunnerName.REFERENCE, ModelSlimW4A4PackedExpertWeights, ReferenceW4A4Weights),
 )
 
 

@@ -15,6 +15,8 @@ from .weights import (
     ReferenceNvFp4Weights,
     ReferenceTransposedWeights,
     ReferenceUngatedWeights,
+    ReferenceW4A4Weights,
+    ReferenceW4A8Weights,
     prepare_reference,
 )
 
@@ -33,6 +35,8 @@ __all__ = [
     "ReferenceRunner",
     "ReferenceTransposedWeights",
     "ReferenceUngatedWeights",
+    "ReferenceW4A4Weights",
+    "ReferenceW4A8Weights",
     "prepare_reference",
     "reference_experts",
 ]

@@ -16,6 +16,7 @@ from ...formats import (
     Bf16ExpertWeights,
     Bf16TransposedExpertWeights,
     Bf16UngatedExpertWeights,
+    CompressedInt4ExpertWeights,
     Fp8Block128ExpertWeights,
     Fp8Block128Rows,
     Fp8ChannelExpertWeights,
@@ -30,8 +31,12 @@ from ...formats import (
     Fp32UngatedExpertWeights,
     GateUpOrder,
     GptqExpertWeights,
+    Int4TokenRows,
     Int8ChannelExpertWeights,
     Int8TokenRows,
+    ModelSlimW4A4ExpertWeights,
+    ModelSlimW4A4PackedExpertWeights,
+    ModelSlimW4A8ExpertWeights,
     MxFp4ExpertWeights,
     MxFp4Rows,
     MxFp8ExpertWeights,
@@ -48,8 +53,11 @@ TransposedWeights: TypeAlias = (
     Bf16TransposedExpertWeights[GateUpOrder] | Fp16TransposedExpertWeights[GateUpOrder] | Fp32TransposedExpertWeights[GateUpOrder]
 )
 UngatedWeights: TypeAlias = Bf16UngatedExpertWeights | Fp16UngatedExpertWeights | Fp32UngatedExpertWeights
-ReferenceCheckpoint: TypeAlias = AnyExpertWeights[GateUpOrder] | TransposedWeights | UngatedWeights
-Int4Weights: TypeAlias = AwqExpertWeights[GateUpOrder] | GptqExpertWeights[GateUpOrder]
+Int4Weights: TypeAlias = AwqExpertWeights[GateUpOrder] | GptqExpertWeights[GateUpOrder] | CompressedInt4ExpertWeights[GateUpOrder]
+W4A4Weights: TypeAlias = ModelSlimW4A4ExpertWeights[GateUpOrder] | ModelSlimW4A4PackedExpertWeights[GateUpOrder]
+ReferenceCheckpoint: TypeAlias = (
+    AnyExpertWeights[GateUpOrder] | TransposedWeights | UngatedWeights | Int4Weights | ModelSlimW4A8ExpertWeights[GateUpOrder] | W4A4Weights
+)
 
 
 @final
@@ -175,9 +183,33 @@ class ReferenceInt8ChannelWeights(PreparedWeights[ReferenceRunner, AnyDenseRows 
 @final
 @boundary
 class ReferenceInt4Weights(PreparedWeights[ReferenceRunner, AnyDenseRows]):
-    """Int4 weights in groups, of either order for the reference runner."""
+    """Int4 weights in groups, packed in any order, for the reference runner."""
 
     weights: Int4Weights
+
+    @override
+    def runner(self, activation: Activation) -> ReferenceRunner:
+        return make_runner(self.weights, activation, torch.bfloat16)
+
+
+@final
+@boundary
+class ReferenceW4A8Weights(PreparedWeights[ReferenceRunner, AnyDenseRows | Int8TokenRows]):
+    """ModelSlim's int4 weights that int8 rows are multiplied by, for the reference runner."""
+
+    weights: ModelSlimW4A8ExpertWeights[GateUpOrder]
+
+    @override
+    def runner(self, activation: Activation) -> ReferenceRunner:
+        return make_runner(self.weights, activation, torch.bfloat16)
+
+
+@final
+@boundary
+class ReferenceW4A4Weights(PreparedWeights[ReferenceRunner, AnyDenseRows | Int4TokenRows]):
+    """ModelSlim's int4 weights that int4 rows are multiplied by, packed or not, for the reference runner."""
+
+    weights: W4A4Weights
 
     @override
     def runner(self, activation: Activation) -> ReferenceRunner:
@@ -196,6 +228,8 @@ AnyReferenceWeights: TypeAlias = (
     | ReferenceNvFp4Weights
     | ReferenceInt8ChannelWeights
     | ReferenceInt4Weights
+    | ReferenceW4A8Weights
+    | ReferenceW4A4Weights
 )
 
 
@@ -221,6 +255,10 @@ def prepare_reference(weights: NvFp4ExpertWeights[GateUpOrder]) -> ReferenceNvFp
 def prepare_reference(weights: Int8ChannelExpertWeights[GateUpOrder]) -> ReferenceInt8ChannelWeights: ...
 @overload
 def prepare_reference(weights: Int4Weights) -> ReferenceInt4Weights: ...
+@overload
+def prepare_reference(weights: ModelSlimW4A8ExpertWeights[GateUpOrder]) -> ReferenceW4A8Weights: ...
+@overload
+def prepare_reference(weights: W4A4Weights) -> ReferenceW4A4Weights: ...
 def prepare_reference(weights: ReferenceCheckpoint) -> AnyReferenceWeights:
     """Return checkpoint-layout weights as the reference runner takes them.
 
@@ -247,7 +285,11 @@ def prepare_reference(weights: ReferenceCheckpoint) -> AnyReferenceWeights:
             return ReferenceNvFp4Weights(weights)
         case Int8ChannelExpertWeights():
             return ReferenceInt8ChannelWeights(weights)
-        case AwqExpertWeights() | GptqExpertWeights():
+        case AwqExpertWeights() | GptqExpertWeights() | CompressedInt4ExpertWeights():
             return ReferenceInt4Weights(weights)
+        case ModelSlimW4A8ExpertWeights():
+            return ReferenceW4A8Weights(weights)
+        case ModelSlimW4A4ExpertWeights() | ModelSlimW4A4PackedExpertWeights():
+            return ReferenceW4A4Weights(weights)
         case _:
             raise TypeError(f"prepare_reference takes expert weights in checkpoint layout; got {type(weights).__qualname__}")
