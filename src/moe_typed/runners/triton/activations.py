@@ -21,17 +21,19 @@ from ..base import UnsupportedError
 def epilogue_of(activation: Activation) -> Epilogue:
     """Return the formula of an activation, which is to be called as it is where the formula is nothing.
 
+    Parameters become floats: a whole number is a float to a type checker, but to Triton another variant of a kernel.
+
     Raises: UnsupportedError for a class that is not known.
     """
     match activation:
         case SiluAndMul():
             return Epilogue(Formula.GATED)
         case SwigluOai(alpha=alpha, limit=limit):
-            return Epilogue(Formula.GATED, alpha, limit, 1.0)
+            return Epilogue(Formula.GATED, float(alpha), float(limit), 1.0)
         case SwigluClamped(limit=limit):
-            return Epilogue(Formula.GATED, limit=limit)
+            return Epilogue(Formula.GATED, limit=float(limit))
         case SwigluStep(limit=limit):
-            return Epilogue(Formula.STEP, limit=limit)
+            return Epilogue(Formula.STEP, limit=float(limit))
         case GeluAndMul():
             return Epilogue(Formula.GELU)
         case GeluTanhAndMul():
