@@ -35,16 +35,16 @@ def columns(place: Place, layer: Layer = LAYER, top_k: int = 2) -> int | None:
 
 
 def test_the_named_directory_comes_before_the_shipped_one(tmp_path: Path) -> None:
-    path = write(tmp_path, "NVIDIA H200", 96, key=SHIPPED_KEY)
+    path = write(tmp_path, "NVIDIA H200", 256, key=SHIPPED_KEY)
     place = Place(H200.device, H200.capability, tmp_path)
     assert source_of(place, SHIPPED_KEY).file == str(path)
     assert source_of(H200, SHIPPED_KEY).file == str(SHIPPED / "NVIDIA_H200.json")
     layer = Layer(torch.bfloat16, SHIPPED_KEY.experts, SHIPPED_KEY.hidden, SHIPPED_KEY.inter, interleaved=False)
-    assert columns(place, layer, SHIPPED_KEY.top_k) == 96
+    assert columns(place, layer, SHIPPED_KEY.top_k) == 256
 
 
 def test_a_layer_that_the_named_file_lacks_is_looked_up_in_the_shipped_one(tmp_path: Path) -> None:
-    write(tmp_path, "NVIDIA H200", 96)
+    write(tmp_path, "NVIDIA H200", 256)
     source = source_of(Place(H200.device, H200.capability, tmp_path), SHIPPED_KEY)
     assert (source.origin, source.file) == (Origin.DEVICE, str(SHIPPED / "NVIDIA_H200.json"))
 
@@ -52,20 +52,20 @@ def test_a_layer_that_the_named_file_lacks_is_looked_up_in_the_shipped_one(tmp_p
 def test_this_device_comes_before_another_of_its_capability(tmp_path: Path) -> None:
     write(tmp_path, "AA Other", 64)
     write(tmp_path, "ZZ Other", 128)
-    write(tmp_path, "Elder", 80, capability=(8, 0))
+    write(tmp_path, "Elder", 16, capability=(8, 0))
     place = Place("Mine", (9, 0), tmp_path)
     assert (columns(place), source_of(place, KEY).origin) == (64, Origin.CAPABILITY)
-    write(tmp_path, "Mine", 96)
-    assert (columns(place), source_of(place, KEY).origin) == (96, Origin.DEVICE)
-    assert columns(Place("Mine", (8, 0), tmp_path)) == 96
+    write(tmp_path, "Mine", 256)
+    assert (columns(place), source_of(place, KEY).origin) == (256, Origin.DEVICE)
+    assert columns(Place("Mine", (8, 0), tmp_path)) == 256
 
 
 def test_each_top_k_is_looked_up_by_itself(tmp_path: Path) -> None:
-    write(tmp_path, "Mine", 96)
+    write(tmp_path, "Mine", 256)
     write(tmp_path, "Other", 64, key=LayerKey("bf16", 8, 4, 256, 128))
     plans = plans_at(Place("Mine", (9, 0), tmp_path), LAYER)
     assert [plans.source(top_k).origin for top_k in (2, 4, 1)] == [Origin.DEVICE, Origin.CAPABILITY, Origin.RULE]
-    assert [plans.choose(8, top_k).up.columns for top_k in (2, 4)] == [96, 64]
+    assert [plans.choose(8, top_k).up.columns for top_k in (2, 4)] == [256, 64]
     assert "measured for top 2 and 4 alone" in str(plans.source(1))
 
 
@@ -80,7 +80,7 @@ def test_each_top_k_is_looked_up_by_itself(tmp_path: Path) -> None:
     ],
 )
 def test_another_layer_is_planned_by_rule_and_the_source_says_why(tmp_path: Path, other: Layer) -> None:
-    path = write(tmp_path, "Mine", 96)
+    path = write(tmp_path, "Mine", 256)
     plans = plans_at(Place("Mine", (9, 0), tmp_path), other)
     assert plans.choose(8, 2) == plans.by_rule(8, 2)
     source = plans.source(2)
@@ -89,12 +89,12 @@ def test_another_layer_is_planned_by_rule_and_the_source_says_why(tmp_path: Path
 
 
 def test_fp16_takes_the_plans_of_bf16(tmp_path: Path) -> None:
-    write(tmp_path, "Mine", 96)
-    assert columns(Place("Mine", (9, 0), tmp_path), LAYER._replace(dtype=torch.float16)) == 96
+    write(tmp_path, "Mine", 256)
+    assert columns(Place("Mine", (9, 0), tmp_path), LAYER._replace(dtype=torch.float16)) == 256
 
 
 def test_a_plan_for_a_kernel_that_does_not_run_is_no_plan(tmp_path: Path) -> None:
-    write(tmp_path, "Mine", 96, capability=(8, 0), how="wide")
+    write(tmp_path, "Mine", 256, capability=(8, 0), how="wide")
     plans = plans_at(Place("Mine", (8, 0), tmp_path), LAYER)
     assert plans.choose(8, 2).how is not How.WIDE
     assert plans.source(2).origin is Origin.RULE
@@ -108,7 +108,7 @@ def test_without_any_file_the_source_names_device_and_capability(tmp_path: Path)
 
 
 def test_a_foreign_file_of_the_device_is_refused_when_plans_are_made(tmp_path: Path) -> None:
-    write(tmp_path, "Mine", 96).write_text("{")
+    write(tmp_path, "Mine", 256).write_text("{")
     with pytest.raises(ValueError, match=r"Mine\.json is not a file of tuned plans"):
         plans_at(Place("Mine", (9, 0), tmp_path), LAYER)
 

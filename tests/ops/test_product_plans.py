@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from moe_typed.ops import product_plans
-from moe_typed.ops.product_plans.choose import Layer, Plans, measured, plans_for, wide_takes
+from moe_typed.ops.product_plans.choose import Layer, Plans, plans_at, plans_for, wide_takes
+from moe_typed.ops.product_plans.files import Place
 from moe_typed.ops.product_plans.spec import MOST_WALKED, How, Plan, Tile
 
 CPU = torch.device("cpu")
@@ -25,9 +26,10 @@ def test_a_device_without_measurements_gets_a_plan_by_rule(dtype: torch.dtype, t
     assert plan.how is How.VECTOR or plan.up.rows == plan.down.rows >= 16
 
 
-def test_a_plan_for_fp8_by_rule_quantises_where_it_has_tiles() -> None:
-    plans = [plans_for(CPU, layer(torch.float8_e4m3fn)).choose(tokens, 2) for tokens in (1, 8, 5000)]
-    assert [plan.quantises() for plan in plans] == [False, True, True]
+def test_single_routes_are_multiplied_by_tiles_for_as_many_tokens_as_there_are() -> None:
+    plans = Plans(layer(), True, {})
+    assert [plans.by_tiles(tokens, 2).how for tokens in (0, 1, 2, 64, 65)] == [How.WALK] * 4 + [How.SORTED]
+    assert plans.by_tiles(5000, 2) == plans.without_wide().choose(5000, 2)
 
 
 def test_what_the_wide_kernel_takes() -> None:
@@ -71,11 +73,11 @@ def test_the_nearest_number_of_tokens_is_taken_by_ratio(tmp_path: Path) -> None:
     sizes = {"format": "bf16", "experts": 8, "top_k": 2, "hidden": 256, "inter": 128}
     path = tmp_path / "device.json"
     path.write_text(json.dumps([{**sizes, "plans": plans}, {**sizes, "experts": 9, "plans": plans[:1]}]))
-    known = Plans(layer(), True, measured(path, layer(), wide=True))
+    known = plans_at(Place("device", (9, 0), tmp_path), layer())
     expected = {1: How.VECTOR, 4: How.VECTOR, 5: How.WALK, 80: How.WALK, 81: How.SORTED, 600: How.SORTED, 601: How.WIDE, 10**6: How.WIDE}
     assert {tokens: known.choose(tokens, 2).how for tokens in expected} == expected
     assert known.choose(4, 1) == Plans(layer(), True, {}).choose(4, 1)
-    narrow = Plans(layer(), False, measured(path, layer(), wide=False))
+    narrow = plans_at(Place("device", (8, 0), tmp_path), layer())
     assert narrow.choose(10**6, 2) == Plans(layer(), False, {}).choose(10**6, 2)
 
 

@@ -109,4 +109,5 @@ def test_heights_follow_the_routes_an_expert_of_all_ranks() -> None:
 
 def test_quantised_and_other_rows_between_the_products_are_not_mixed() -> None:
     for family in families(Cell(attrs.evolve(QWEN, format="fp8"), 128, 64, "uniform"), LIMITS):
-        assert len({plan.quantises() for plan in family.plans()}) == 1
+        tiled = family.how in (How.WALK, How.SORTED)
+        assert not tiled or len({up.columns == 128 for up in family.ups}) == 1

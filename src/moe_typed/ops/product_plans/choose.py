@@ -7,14 +7,13 @@ counts rows an expert.
 from collections.abc import Mapping
 from itertools import pairwise
 from math import isqrt
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
 
 from ..activation.spec import GROUP
-from .files import Origin, Place, Source, TunedLayer, find_layers, named_directory, read_tuned, why_missing
+from .files import Origin, Place, Source, TunedLayer, find_layers, named_directory, why_missing
 from .spec import MOST_WALKED, How, Plan, Tile
 
 _FORMATS: Final = {torch.bfloat16: "bf16", torch.float16: "bf16", torch.float8_e4m3fn: "fp8"}  # bf16 and fp16 take the same time
@@ -76,6 +75,10 @@ class Plans(NamedTuple):
             return Plan(how, Tile(rows, 32, 32, 4, 2), Tile(rows, 64, 32, 4, 2))
         return Plan(how, *(_FP8 if dtype == torch.float8_e4m3fn else _HALF)[rows])
 
+    def by_tiles(self, tokens: int, top_k: int) -> Plan:
+        """Return a plan that fits any layer, and by which the second product does not sum."""
+        return self.without_wide().by_rule(max(_VECTOR_TOKENS + 1, tokens), top_k)
+
     def _stream(self, tokens: int, routes: int) -> Plan:
         rows = 8 if tokens <= 8 else 16 if routes <= 4 * self.layer.experts else 32
         stages = (_STREAM_FP8 if self.layer.dtype == torch.float8_e4m3fn else _STREAM_HALF)[rows]
@@ -112,13 +115,6 @@ def plans_at(place: Place, layer: Layer) -> Plans:
     sources = {top_k: source for top_k, (_, source) in found.items() if top_k in tuned}
     why = "" if sources else why_missing(place, f"{fmt}, {layer.experts} experts here, hidden {layer.hidden}, inter {layer.inter}")
     return Plans(layer, wide, tuned, sources, why)
-
-
-def measured(path: Path, layer: Layer, *, wide: bool) -> dict[int, _UpTo]:
-    """Return what a file says of a layer, by top-k; without plans for the wide kernel where that is not for the layer."""
-    sizes = (_FORMATS.get(layer.dtype), layer.experts, layer.hidden, layer.inter)
-    layers = (known for known in read_tuned(path).layers if sizes == (known.format, known.experts, known.hidden, known.inter))
-    return {known.top_k: _up_to(known, wide=wide) for known in layers}
 
 
 def _up_to(known: TunedLayer, *, wide: bool) -> _UpTo:

@@ -20,9 +20,11 @@ from cattrs.v import format_exception
 from typing_extensions import override
 
 from .spec import How, Plan, Tile
+from .takes import fault_of
 
 VARIABLE: Final = "MOE_TYPED_TUNED"
 SHIPPED: Final = Path(__file__).parent / "tuned"
+_MOST: Final = 2**31 - 1  # that a size of a tile can be: kernels count in 32 bits
 _LISTED: Final = {"NVIDIA_H200": (9, 0)}  # files that are a list of layers, and do not say their device's capability
 
 Capability: TypeAlias = tuple[int, int]
@@ -93,6 +95,10 @@ class TunedLayer:
         tokens = [plan.tokens for plan in self.plans]
         if not tokens or tokens != sorted(set(tokens)) or tokens[0] < 1:
             raise ValueError(f"{self.key}: numbers of tokens must ascend from 1 on; got {tokens}")
+        for tuned in self.plans:
+            fault = fault_of(tuned.plan, is_fp8=self.format == "fp8", hidden=self.hidden, inter=self.inter)
+            if fault is not None:
+                raise ValueError(f"{self.key}, at {tuned.tokens} tokens: {fault}")
 
     @property
     def key(self) -> LayerKey:
@@ -117,7 +123,7 @@ class TunedFile:
 
 def _structure_tile(value: object, _: type) -> Tile:
     sizes = cast("list[object]", value) if isinstance(value, list) else []
-    numbers = [one for one in sizes if isinstance(one, int) and one > 0]
+    numbers = [one for one in sizes if isinstance(one, int) and not isinstance(one, bool) and 0 < one <= _MOST]
     if len(numbers) != len(sizes) or len(sizes) not in (5, 6):
         raise ValueError(f"a tile is [rows, columns, depth, warps, stages, group], whole numbers from 1 on; got {value}")
     return Tile(*numbers)
@@ -145,7 +151,7 @@ def read_tuned(path: Path) -> TunedFile:
             raise ValueError("the JSON is neither an object nor a list of layers")
     except cattrs.BaseValidationError as error:
         raise ValueError(f"{path} is not a file of tuned plans: {'; '.join(cattrs.transform_error(error, format_exception=_explain))}") from None
-    except ValueError as error:  # also of the JSON and of its encoding
+    except (ValueError, RecursionError) as error:  # also of the JSON and of its encoding
         raise ValueError(f"{path} is not a file of tuned plans: {error}") from None
     if file_name(found.device) != path.name:
         raise ValueError(f"{path} was measured on {found.device}, whose plans belong into {file_name(found.device)}; rename it, or remove it")

@@ -3,8 +3,6 @@
 from enum import Enum
 from typing import Final, NamedTuple
 
-from ..activation.spec import GROUP
-
 
 class How(Enum):
     """How the two products are made.
@@ -45,10 +43,6 @@ class Plan(NamedTuple):
     how: How
     up: Tile
     down: Tile
-
-    def quantises(self) -> bool:
-        """Say whether rows for fp8 weights are quantised between the products: a program must have whole groups, or multiply by halves."""
-        return self.how in (How.WIDE, How.STREAM) or (self.how is not How.VECTOR and self.up.columns == GROUP)
 
 
 WIDE_ROWS: Final = 128  # of a block of the wide kernel: two warpgroups of 64
