@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -21,8 +22,9 @@ from moe_typed import (
     quantize_fp8_block128,
 )
 from moe_typed.formats import GateUpOrder
-from moe_typed.runners import GatedActivation, reference_experts
+from moe_typed.runners import Activation, GatedActivation, SwigluClamped, SwigluOai, SwigluStep, reference_experts
 from moe_typed.runners.triton import prepare_triton
+from moe_typed.runners.triton.activations import epilogue_of
 from moe_typed.stages import FlatRowsInput
 from tests.ops.support import on_cpu, on_cuda
 from tests.runners.triton_support import HIDDEN, SILU, make_routing, make_runner, make_weights, randn, random_ids
@@ -51,14 +53,19 @@ def test_cpu_weights_are_refused_where_kernels_are_compiled(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_cuda)])
-def test_fp8_is_refused_on_a_device_without_it(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = make_weights("fp8-block128", device, 2)
+@pytest.mark.parametrize(
+    ("fmt", "found", "needed"), [("fp8-block128", (8, 0), "8.9"), ("bf16", (7, 5), "8.0"), ("fp16", (7, 5), "8.0"), ("fp32", (7, 0), "8.0")]
+)
+def test_weights_are_refused_on_a_device_that_cannot_multiply_them(
+    device: str, fmt: str, found: tuple[int, int], needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = make_weights(fmt, device, 2)
 
-    def ampere(_: torch.device) -> tuple[int, int]:
-        return 8, 0
+    def older(_: torch.device) -> tuple[int, int]:
+        return found
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", ampere)
-    with pytest.raises(UnsupportedError, match=r"compute capability 8\.9 or later; cuda:0 has 8\.0"):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", older)
+    with pytest.raises(UnsupportedError, match=re.escape(f"compute capability {needed} or later; cuda:0 has {found[0]}.{found[1]}")):
         make_runner(weights, SILU)
 
 
@@ -88,6 +95,13 @@ def test_unknown_activations_and_orders_are_refused(device: str, fmt: str) -> No
         make_runner(make_weights(fmt, device, 2), Relu())
     with pytest.raises(UnsupportedError, match=r"does not know the gate/up order .*Reversed"):
         make_runner(make_weights(fmt, device, 2, Reversed), SILU)
+
+
+@pytest.mark.parametrize("activation", [SwigluOai(alpha=1, limit=7), SwigluClamped(limit=7), SwigluStep(limit=7), SILU], ids=lambda one: one.name)
+def test_kernels_are_told_floats_whatever_numbers_an_activation_has(activation: Activation) -> None:
+    epilogue = epilogue_of(activation)
+    assert [type(number) for number in epilogue[1:]] == [float] * 3  # to Triton, a whole number makes another variant of a kernel
+    assert epilogue.limit == getattr(activation, "limit", float("inf"))
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=on_cpu), pytest.param("cuda", marks=on_cuda)])

@@ -12,7 +12,6 @@ import attrs
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
 from typing_extensions import override
 
 from ...formats import Bf16ExpertWeights, Fp8Block128ExpertWeights, Fp8Block128Rows
@@ -42,13 +41,12 @@ from ...stages import (
 from ..activations import Activation
 from ..base import ExpertRowsMeetWeights, FlatRowsMeetWeights, Runner, UnsupportedError
 from .activations import epilogue_of, split_of
-from .general import live_count
+from .general import live_count, require_general
 from .in_place import ExpertRowsInput, blocks_of, plan_for, weights_of
 from .weights import TritonExpertWeights
 
 _TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 _WIDE_TRITON = (3, 6)  # the first with the gluon that those kernels are written in; it is experimental, and changes
-_TILED_TOKENS = 16  # the rows of the smallest tile: plans by rule multiply so many by tiles
 
 
 @final
@@ -90,7 +88,7 @@ class TritonRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInput, Rows
         """Return the result of each route, router weights pending; what a route to nowhere holds is undefined."""
         rows, scale, routing, plan = self._met(runner_input)
         if plan.how is How.VECTOR:  # whose second product sums
-            plan = self.plans.without_wide().by_rule(_TILED_TOKENS, routing.topk_ids.shape[1])
+            plan = self.plans.by_tiles(*routing.topk_ids.shape)
         return RouteRowsOutput(self._multiply(rows, scale, routing, plan).view(*routing.topk_ids.shape, self.weights.hidden))
 
     def _run_in_place(self, runner_input: ExpertRowsInput) -> Tensor:
@@ -161,24 +159,12 @@ def _is_aligned(rows: Tensor) -> bool:
     return rows.stride(1) == 1 and not rows.stride(0) * rows.element_size() % 16
 
 
-# The first device generation whose tensor cores multiply e4m3 (Ada).
-_FP8_CAPABILITY = (8, 9)
-
-
 def require_device(weights: TritonExpertWeights) -> None:
     """Raise UnsupportedError where the device of the weights cannot multiply them."""
-    device, name = weights.w13.device, weights.format.name
-    if device.type != "cuda":
-        if not knobs.runtime.interpret:
-            raise UnsupportedError(f"the weights are on {device}, and Triton runs on GPUs (on a CPU with TRITON_INTERPRET=1 alone)")
-        if isinstance(weights, (Bf16ExpertWeights, Fp8Block128ExpertWeights)):
-            raise UnsupportedError(f"Triton's CPU interpreter multiplies bf16 and rounds to fp8 wrongly, so that {name} weights need a GPU")
-    elif isinstance(weights, Fp8Block128ExpertWeights):
-        if torch.version.hip is not None:
-            raise UnsupportedError(f"{name} weights are float8_e4m3fn, which the Triton runner multiplies on NVIDIA GPUs only")
-        capability = torch.cuda.get_device_capability(device)
-        if capability < _FP8_CAPABILITY:
-            raise UnsupportedError(f"{name} weights need compute capability 8.9 or later; {device} has {capability[0]}.{capability[1]}")
+    name = weights.format.name
+    require_general(weights.w13, name)
+    if weights.w13.device.type != "cuda" and isinstance(weights, (Bf16ExpertWeights, Fp8Block128ExpertWeights)):
+        raise UnsupportedError(f"Triton's CPU interpreter multiplies bf16 and rounds to fp8 wrongly, so that {name} weights need a GPU")
 
 
 def make_runner(weights: TritonExpertWeights, activation: Activation, out_dtype: torch.dtype) -> TritonRunner:
