@@ -1,6 +1,7 @@
 """What each activation computes, by a formula of its own."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -81,6 +82,20 @@ def test_then_norm_is_applied_to_results_alone() -> None:
     assert torch.equal(activation.activate(rows, Ungated), rows * rows)
     assert torch.equal(activation.finish(rows), rows * 2)
     assert Relu2().finish(rows) is rows
+
+
+@pytest.mark.parametrize("made", [(1, 2), (4, 2), (6,), (3, 1, 2)])
+def test_a_function_that_does_not_make_a_row_of_each_row_is_refused(made: tuple[int, ...]) -> None:
+    activation = OpaqueActivation(lambda rows: rows.new_zeros(made), GateUp, torch.float32, "mine")
+    with pytest.raises(ValueError, match=re.escape(f"the activation 'mine' made {list(made)} of rows [3, 4]")):
+        activation.activate(torch.zeros(3, 4), GateUp)
+
+
+@pytest.mark.parametrize("made", [(1, 4), (3, 2), (12,)])
+def test_a_norm_that_changes_the_shape_is_refused(made: tuple[int, ...]) -> None:
+    activation = ThenNorm(Relu2(), lambda rows: rows.new_zeros(made), torch.float32)
+    with pytest.raises(ValueError, match=re.escape(f"the norm behind 'relu2' made {list(made)} of rows [3, 4]")):
+        activation.finish(torch.zeros(3, 4))
 
 
 def test_every_activation_is_listed() -> None:

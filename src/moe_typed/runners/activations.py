@@ -166,7 +166,10 @@ class OpaqueActivation(Activation):
 
     @override
     def activate(self, joined: Tensor, order: type[GateUpOrder]) -> Tensor:
-        return self.function(joined.to(self.dtype)).to(joined.dtype)
+        made = self.function(joined.to(self.dtype))
+        if made.ndim != joined.ndim or made.shape[:-1] != joined.shape[:-1]:  # kernels would read beyond its end
+            raise ValueError(f"the activation {self.title!r} made {list(made.shape)} of rows {list(joined.shape)}; it must make a row of each row")
+        return made.to(joined.dtype)
 
 
 @final
@@ -189,7 +192,10 @@ class ThenNorm(Activation):
 
     @override
     def finish(self, result: Tensor) -> Tensor:
-        return self.norm(self.inner.finish(result).to(self.dtype)).to(result.dtype)
+        normed = self.norm(self.inner.finish(result).to(self.dtype))
+        if normed.shape != result.shape:  # kernels would read beyond its end
+            raise ValueError(f"the norm behind {self.inner.name!r} made {list(normed.shape)} of rows {list(result.shape)}; it must keep their shape")
+        return normed.to(result.dtype)
 
 
 ACTIVATIONS: Final = (SiluAndMul.name, SwigluOai.name)
