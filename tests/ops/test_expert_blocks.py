@@ -117,6 +117,13 @@ def test_counts_that_nobody_wrote_name_no_row_beyond_the_ends(device: str, kerne
 
 
 @devices
+@segments
+def test_behind_an_alignment_beyond_all_rows_nothing_begins(device: str, make: Blocks) -> None:
+    slots, experts = make(vector([5, 9, 12], device), 2**31 - 1, 12, 16)
+    assert (ints(slots), ints(experts)) == looped([range(5), range(0), range(0)], 12, experts.shape[0], 16)
+
+
+@devices
 def test_nothing_is_launched_for_no_rows(device: str) -> None:
     slots, experts = segment_blocks(vector([0, 0], device), 4, 0, 16)
     assert (slots.shape, experts.shape) == ((0,), (0,))

@@ -214,6 +214,32 @@ def test_a_slab_of_other_rows_than_it_says_is_refused_even_with_debug_off(
 
 
 @devices
+@pytest.mark.parametrize("make", [general, tuned])
+@pytest.mark.parametrize("alignment", [0, -4])
+def test_segments_that_begin_nowhere_are_refused_even_with_debug_off(
+    device: str, make: Callable[[str], TritonGeneralRunner | TritonRunner], alignment: int
+) -> None:
+    """The kernels would read before the payload."""
+    case = placed("fp32", device, "4", [1, 2, 3, 4])
+    assert isinstance(case.runner_input, SegmentRowsInput)
+    with debug("off"), pytest.raises(ValueError, match=f"segments begin at multiples of {alignment}; 1 says"):
+        make(device).run(attrs.evolve(case.runner_input, segments=SegmentEnds(case.runner_input.segments.ends, alignment)))
+
+
+@devices
+@pytest.mark.parametrize("make", [general, tuned])
+def test_weights_of_other_rows_than_the_payload_s_are_refused_even_with_debug_off(
+    device: str, make: Callable[[str], TritonGeneralRunner | TritonRunner]
+) -> None:
+    """The kernels would read beyond the weights."""
+    case = placed("fp32", device, "4", [1, 2, 3, 4])
+    assert isinstance(case.runner_input, SegmentRowsInput)
+    rows = case.runner_input.payload.rows
+    with debug("off"), pytest.raises(ValueError, match=rf"the payload has {rows} rows, their weights are \[{rows - 1}\]"):
+        make(device).run(attrs.evolve(case.runner_input, slot_weights=case.runner_input.slot_weights[1:]))
+
+
+@devices
 @both
 @pytest.mark.parametrize("make", [general, tuned])
 def test_rows_of_another_width_are_refused(device: str, layout: str, make: Callable[[str], TritonGeneralRunner | TritonRunner]) -> None:

@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 
+import attrs
 import pytest
 import torch
 from triton import knobs
@@ -115,6 +116,19 @@ def test_rows_that_do_not_fit_the_weights_are_refused(device: str) -> None:
         runner.run(wide)
     with debug("off"), pytest.raises(ValueError, match=r"rows are torch\.float8_e4m3fn"):
         runner.run(FlatRowsInput(quantize_fp8_block128.run(Fp32Rows(torch.zeros(3, 128, device=device))), routing))
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=on_cpu), pytest.param("cuda", marks=on_cuda)])
+@pytest.mark.parametrize("activation", [SILU, SwigluStep(1.0)], ids=["tuned", "general"])
+def test_routes_of_other_rows_are_refused_even_with_debug_off(device: str, activation: Activation) -> None:
+    """The kernels would read beyond the payload, or beyond the router weights."""
+    runner = make_runner(make_weights("fp32", device, 2), activation)
+    routing = make_routing(torch.zeros(5, 1, dtype=torch.int64, device=device), 2)
+    for run in (runner.run, runner.run_routes):
+        with debug("off"), pytest.raises(ValueError, match="the payload has 3 rows, and the routes are those of 5"):
+            run(FlatRowsInput(Fp32Rows(torch.zeros(3, HIDDEN, device=device)), routing))
+        with debug("off"), pytest.raises(ValueError, match=r"there are \[5, 1\] routes, and router weights \[4, 1\]"):
+            run(FlatRowsInput(Fp32Rows(torch.zeros(5, HIDDEN, device=device)), attrs.evolve(routing, topk_weights=routing.topk_weights[1:])))
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=on_cpu), pytest.param("cuda", marks=on_cuda)])

@@ -22,7 +22,8 @@ def slab_blocks(counts: Tensor, capacity: int, most: int, block_m: int) -> tuple
 
 def segment_blocks(ends: Tensor, alignment: int, rows: int, block_m: int) -> tuple[Tensor, Tensor]:
     """See reference.segment_blocks. ``block_m`` is a power of two."""
-    return _make(ends, alignment, rows, segment_block_count(ends.shape[0], alignment, rows, block_m), block_m, is_slab=False)
+    blocks = segment_block_count(ends.shape[0], alignment, rows, block_m)
+    return _make(ends, min(alignment, max(rows, 1)), rows, blocks, block_m, is_slab=False)  # beyond all rows, nothing begins: no sum overflows
 
 
 def _make(held: Tensor, step: int, rows: int, blocks: int, block_m: int, *, is_slab: bool) -> tuple[Tensor, Tensor]:

@@ -100,7 +100,7 @@ class TritonGeneralRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInpu
         """Run both products.
 
         Raises: UnsupportedError for rows that the device cannot multiply; BoundaryError for a payload of another class; ValueError for slabs or
-        segments that are not of the weights' experts, even with debug off.
+        segments that are not of the weights' experts, and for routes of another number of rows, even with debug off.
         """
         if not isinstance(runner_input, FlatRowsInput):
             return LiveRowsOutput(self._run_in_place(runner_input))
@@ -120,6 +120,7 @@ class TritonGeneralRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInpu
         else:
             FlatRowsMeetWeights(self.weights, runner_input)
         payload, ids = runner_input.payload, runner_input.routing.topk_ids.contiguous()
+        require_routes(payload, runner_input.routing)
         routes, top_k = ids.numel(), ids.shape[1]
         rows, dtype = self._rows(payload)
         how = choose_how(rows, self.up, routes, wide=self.wide is not None and dtype == torch.bfloat16)
@@ -204,6 +205,14 @@ def _requantised(payload: Payload, inner: Tensor, live: Tensor | None, only: Ten
             return Rows(*quantize_fp8_groups(inner, live=live, only=only))
         case _:
             return Rows(inner)
+
+
+def require_routes(payload: Payload, routing: Routing[Ids]) -> None:
+    """Raise ValueError for routes of another number of rows, even with debug off: kernels would read beyond the ends of the rows."""
+    if routing.topk_ids.shape[0] != payload.rows:
+        raise ValueError(f"the payload has {payload.rows} rows, and the routes are those of {routing.topk_ids.shape[0]}")
+    if routing.topk_weights.shape != routing.topk_ids.shape:
+        raise ValueError(f"there are {list(routing.topk_ids.shape)} routes, and router weights {list(routing.topk_weights.shape)}")
 
 
 def live_count(routing: Routing[Ids]) -> Tensor | None:

@@ -17,12 +17,17 @@ _ROOM: Final = 2
 def blocks_of(runner_input: ExpertRowsInput, experts: int, block_m: int) -> tuple[Tensor, Tensor]:
     """Return slots and the experts of blocks, as align makes them, where route r is row r.
 
-    Raises: ValueError for rows of another number of experts, or slabs of another number of rows: the kernels would read beyond their ends.
+    Raises: ValueError for rows of another number of experts, slabs of another number of rows, and segments that begin at multiples of nothing or have
+    weights of another number of rows: the kernels would read beyond their ends.
     """
     rows = runner_input.payload.rows
     if isinstance(runner_input, SegmentRowsInput):
         segments = runner_input.segments
         _demand(segments.ends, experts)
+        if segments.alignment < 1:
+            raise ValueError(f"segments begin at multiples of {segments.alignment}; 1 says that nothing is padded")
+        if runner_input.slot_weights.shape != (rows,):
+            raise ValueError(f"the payload has {rows} rows, their weights are {list(runner_input.slot_weights.shape)}")
         return segment_blocks(segments.ends, segments.alignment, rows, block_m)
     counts, capacity = runner_input.received.counts, runner_input.capacity
     _demand(counts, experts)

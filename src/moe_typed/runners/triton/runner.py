@@ -41,7 +41,7 @@ from ...stages import (
 from ..activations import Activation
 from ..base import ExpertRowsMeetWeights, FlatRowsMeetWeights, Runner, UnsupportedError
 from .activations import epilogue_of, split_of
-from .general import live_count, require_general
+from .general import live_count, require_general, require_routes
 from .in_place import ExpertRowsInput, blocks_of, plan_for, weights_of
 from .weights import TritonExpertWeights
 
@@ -68,7 +68,10 @@ class TritonRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInput, Rows
     def run(self, runner_input: SlabRowsInput | SegmentRowsInput, /) -> LiveRowsOutput: ...
     @override
     def run(self, runner_input: FlatRowsInput | SlabRowsInput | SegmentRowsInput, /) -> SummedRowsOutput | LiveRowsOutput:
-        """Run both products. Raises: ValueError for slabs or segments that are not of the weights' experts, even with debug off."""
+        """Run both products.
+
+        Raises: ValueError for slabs or segments that are not of the weights' experts, and for routes of another number of rows, even with debug off.
+        """
         if not isinstance(runner_input, FlatRowsInput):
             return LiveRowsOutput(self._run_in_place(runner_input))
         rows, scale, routing, plan = self._met(runner_input)
@@ -103,6 +106,7 @@ class TritonRunner(Runner[FlatRowsInput | SlabRowsInput | SegmentRowsInput, Rows
         """Return rows, their scales, their routes, and how they are multiplied."""
         FlatRowsMeetWeights(self.weights, runner_input)
         payload, routing = runner_input.payload, runner_input.routing
+        require_routes(payload, routing)
         scale = payload.scale if isinstance(payload, Fp8Block128Rows) else None
         plans = self.plans if _is_aligned(payload.data) else self.plans.without_wide()
         return payload.data, scale, routing, plans.choose(*routing.topk_ids.shape)
