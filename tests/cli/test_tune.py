@@ -111,8 +111,9 @@ def test_a_layer_is_tuned_as_its_runner_meets_it(asked: MoEProblem, expected: Ce
     ("arguments", "fragment"),
     [
         ([], "plans are measured on an NVIDIA GPU; the device is cpu"),
-        (["--weights", "mxfp8"], "mxfp8 weights have kernels that are not tuned"),
-        (["--weights", "fp32"], "fp32 weights have kernels that are not tuned"),
+        (["--weights", "mxfp8"], "nothing is tuned for mxfp8 weights; bf16, fp16 and fp8-block128"),
+        (["--weights", "fp32"], "nothing is tuned for fp32 weights"),
+        (["--weights", "bf61"], "nothing is tuned for bf61 weights"),
         (["--format", "fp8-block128", "--hidden", "64"], "hidden = 64 is not a multiple of 128"),
         (["--top-k", "17"], "top_k is 17, but there are 16 experts"),
         (["--ranks", "2"], "the standard backend sends nothing"),

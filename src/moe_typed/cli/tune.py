@@ -54,7 +54,7 @@ def cells_of(problem: MoEProblem, tokens: tuple[int, ...], load: str) -> tuple[C
     """Return what is tuned for a layer. Raises: ValueError for a layer that has no plans to tune."""
     fmt = tuned_format(problem.weights)
     if fmt is None:
-        raise ValueError(f"{problem.weights} weights have kernels that are not tuned; bf16, fp16 and fp8-block128 have")
+        raise ValueError(f"nothing is tuned for {problem.weights} weights; bf16, fp16 and fp8-block128 have kernels that are")
     sizes = {"hidden": problem.hidden, "inter": problem.inter}
     fault = divisibility_fault(Fp8Block128ExpertWeights.format, **sizes) if fmt == "fp8" else None
     if fault is not None:
