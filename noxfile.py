@@ -65,8 +65,9 @@ def tests(session: nox.Session) -> None:
         return
     pytest = ("-m", "pytest", "-n", "auto", *WITHOUT_TYPING)
     python(session, *pytest, env={**ONE_THREAD})
-    # The boundary's own tests set the level themselves, and the package's do not build any.
-    python(session, *pytest, "--ignore=tests/boundary", "--ignore=tests/test_packaging.py", env={**ONE_THREAD, "MOE_TYPED_DEBUG": "strict"})
+    # The boundary's own tests set the level themselves, and those of kernels and of the package do not build any.
+    without = [f"--ignore=tests/{name}" for name in ("boundary", "ops", "test_packaging.py")]
+    python(session, *pytest, *without, env={**ONE_THREAD, "MOE_TYPED_DEBUG": "strict"})
     unasserted = "ignore:assertions not in test modules:pytest.PytestConfigWarning"  # the tests' own are rewritten, and hold
     python(session, "-O", *pytest, "-W", unasserted, "-k", "error or refuse or reject or raise", env={**ONE_THREAD})
 
