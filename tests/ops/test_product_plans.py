@@ -59,6 +59,22 @@ def test_a_measured_plan_for_the_streaming_kernel_is_not_taken_where_that_does_n
         assert other.choose(1, 2) == other.by_rule(1, 2)
 
 
+def test_no_more_routes_are_walked_through_than_that_is_of_use() -> None:
+    tile = Tile(16, 32, 128, 4, 4)
+    tuned: dict[int, tuple[tuple[int, Plan], ...]] = {2: ((10**6, Plan(How.WALK, tile, tile)),)}
+    known, most = Plans(layer(), False, tuned), MOST_WALKED // 2
+    assert known.choose(most, 2).up == tile
+    assert known.choose(most + 1, 2) == known.by_rule(most + 1, 2)
+    by_rule = Plans(layer(experts=64), False, {})
+    assert [by_rule.choose(tokens, 2).how for tokens in (MOST_WALKED // 8, MOST_WALKED // 8 + 1)] == [How.WALK, How.SORTED]
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_kernels_for_compute_capability_9_are_planned_there_alone(tmp_path: Path, capability: tuple[int, int]) -> None:
+    assert plans_at(Place("Mine", (9, 0), tmp_path), layer()).wide
+    assert not plans_at(Place("Mine", capability, tmp_path), layer()).wide
+
+
 def test_many_rows_an_expert_go_to_the_wide_kernel_where_it_runs() -> None:
     plans = Plans(layer(), True, {})
     assert plans.choose(5000, 2).how is How.WIDE
