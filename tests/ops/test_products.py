@@ -205,6 +205,23 @@ def test_a_streamed_layer_without_columns_is_zero(device: str) -> None:
     assert not bool(found.any())
 
 
+@devices
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (Streamed(5, 2, 3, 256, 128, 24), "got 24 and 1"),
+        (Streamed(5, 2, 3, 256, 128, 8, programs=3), "got 8 and 3"),
+        (Streamed(5, 2, 3, 256, 128, 8, columns=192), "pieces of 192 columns are no multiple of 128"),
+        (Streamed(5, 2, 3, 320, 128, 8, columns=256), "divides hidden = 320"),
+    ],
+)
+def test_tiles_that_the_streaming_kernel_does_not_take_are_refused(device: str, sizes: Streamed, message: str) -> None:
+    made = layer(device, torch.float16, sizes.tokens, sizes.k, sizes.experts, sizes.hidden, sizes.inter)
+    operands = stream.Operands(made.rows, None, made.w13, None, made.b13, made.w2, None, made.b2, made.ids, None)
+    with pytest.raises(ValueError, match=message):
+        stream.products(operands, splits(sizes.inter)[0], OAI, torch.float16, *sizes.tiles())
+
+
 def blocks128(seed: int, *shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return random e4m3 weights, a scale for each 128 x 128 of them, and what they stand for."""
     generator = torch.Generator().manual_seed(seed)

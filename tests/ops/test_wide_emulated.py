@@ -12,12 +12,12 @@ from moe_typed.ops.activation.spec import E4M3_MAX, GROUP, Gate, Split
 from moe_typed.ops.align.reference import align
 from moe_typed.ops.down_product import reference as down_reference
 from moe_typed.ops.up_product import reference as up_reference
-from tests.emulation.gluon import Descriptor, kernel
+from tests.emulation.gluon import Descriptor, bring, gather, kernel
 from tests.emulation.gluon_memory import Pointer
 
 _ROOM: Final = Path(next(iter(moe_typed.ops.wide_product.__path__)))
 _FILES: Final = [_ROOM / f"{name}.py" for name in ("schedule", "multiply", "finish", "produce", "consume", "kernel")]
-_WIDE: Final = kernel("wide", _FILES, {"GROUP": GROUP, "E4M3_MAX": E4M3_MAX})
+_WIDE: Final = kernel("wide", _FILES, {"GROUP": GROUP, "E4M3_MAX": E4M3_MAX, "bring_piece": bring, "gather": gather})
 NAN: Final = float("nan")
 SILU, OAI = Gate(1.0, float("inf"), 0.0), Gate(1.702, 7.0, 1.0)
 

@@ -47,3 +47,6 @@ class Plan(NamedTuple):
 
 WIDE_ROWS: Final = 128  # of a block of the wide kernel: two warpgroups of 64
 MOST_WALKED: Final = 512  # routes; beyond, looking through all takes longer than sorting
+STREAM_ROWS: Final = (8, 16, 32, 64)  # of a block of the streaming kernel: what its matrix instructions have on the side of the payload
+STREAM_COLUMNS: Final = 128  # of the second product that it multiplies at a time
+STREAM_PROGRAMS: Final = (1, 2)  # of a multiprocessor

@@ -7,13 +7,10 @@ takes a rule for the latter.
 from typing import Final
 
 from ..activation.spec import GROUP
-from .spec import How, Plan
+from .spec import STREAM_COLUMNS, STREAM_PROGRAMS, STREAM_ROWS, How, Plan, Tile
 
 _SMALLEST: Final = 16  # rows, columns and depth of a matrix instruction
 _MOST_WARPS: Final = 32  # of a program: 1024 threads
-_STREAM_ROWS: Final = (8, 16, 32, 64)  # that a matrix instruction has on the side of the payload
-_STREAM_COLUMNS: Final = 128  # that the second product multiplies at a time
-_STREAM_PROGRAMS: Final = (1, 2)  # of a multiprocessor
 
 
 def fault_of(plan: Plan, *, is_fp8: bool, hidden: int, inter: int) -> str | None:
@@ -21,7 +18,7 @@ def fault_of(plan: Plan, *, is_fp8: bool, hidden: int, inter: int) -> str | None
     if plan.how is How.WIDE:
         return None  # which has its own tiles, and takes any number of blocks side by side
     if plan.how is How.STREAM:
-        return _fault_of_stream(plan, hidden)
+        return stream_fault(plan.up, plan.down, hidden)
     least = 1 if plan.how is How.VECTOR else _SMALLEST
     for name, tile in (("first", plan.up), ("second", plan.down)):
         sizes = (tile.columns, tile.depth) if plan.how is How.VECTOR else (tile.rows, tile.columns, tile.depth)
@@ -34,12 +31,13 @@ def fault_of(plan: Plan, *, is_fp8: bool, hidden: int, inter: int) -> str | None
     return _fault_of_groups(plan, hidden, inter) if is_fp8 else None
 
 
-def _fault_of_stream(plan: Plan, hidden: int) -> str | None:
-    if plan.up.rows not in _STREAM_ROWS or plan.up.group not in _STREAM_PROGRAMS:
-        return f"a streaming kernel has rows of {_STREAM_ROWS} and programs of {_STREAM_PROGRAMS}; got {plan.up.rows} and {plan.up.group}"
-    columns = plan.down.columns
-    if columns % _STREAM_COLUMNS or (columns != _STREAM_COLUMNS and hidden % columns):
-        return f"pieces of {columns} columns are no multiple of {_STREAM_COLUMNS} that divides hidden = {hidden}"
+def stream_fault(up: Tile, down: Tile, hidden: int) -> str | None:
+    """Return why the streaming kernel cannot multiply by a pair of tiles, as a clause; None where it can."""
+    if up.rows not in STREAM_ROWS or up.group not in STREAM_PROGRAMS:
+        return f"a streaming kernel has rows of {STREAM_ROWS} and programs of {STREAM_PROGRAMS}; got {up.rows} and {up.group}"
+    columns = down.columns
+    if columns % STREAM_COLUMNS or (columns != STREAM_COLUMNS and hidden % columns):
+        return f"pieces of {columns} columns are no multiple of {STREAM_COLUMNS} that divides hidden = {hidden}"
     return None
 
 

@@ -3,13 +3,11 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .._hopper import bring_piece, gather
 from ..activation.spec import GROUP
 
-# Triton has renamed both.
-_copy = async_copy.async_load if "async_load" in async_copy.__all__ else async_copy.async_copy_global_to_shared
-_fetch = tma.async_load if "async_load" in tma.__all__ else tma.async_copy_global_to_shared
 _GROUP = gl.constexpr(GROUP)
 HALF = gl.constexpr(64)  # rows of weights of a matrix instruction; a step brings twice as many
 
@@ -68,8 +66,8 @@ def bring_weights(
             ready = full.index(s)
             mbarrier.expect(ready, 2 * HALF * 128)
             w = w_bufs.index(s)
-            _fetch(up_desc, [row + GATE, k * DEPTH], ready, w.slice(0, HALF))
-            _fetch(up_desc, [row + BESIDE, k * DEPTH], ready, w.slice(HALF, HALF))
+            bring_piece(up_desc, [row + GATE, k * DEPTH], ready, w.slice(0, HALF))
+            bring_piece(up_desc, [row + BESIDE, k * DEPTH], ready, w.slice(HALF, HALF))
             it += 1
     count, count_early, early, rank, behind = share(pieces, used * DOWN_TILES, EXTRA)
     for j in range(count):
@@ -82,8 +80,8 @@ def bring_weights(
             mbarrier.expect(ready, 2 * HALF * 128)
             w = w_bufs.index(s)
             first = row + i // STEPS * 128
-            _fetch(down_desc, [first, i % STEPS * DEPTH], ready, w.slice(0, HALF))
-            _fetch(down_desc, [first + HALF, i % STEPS * DEPTH], ready, w.slice(HALF, HALF))
+            bring_piece(down_desc, [first, i % STEPS * DEPTH], ready, w.slice(0, HALF))
+            bring_piece(down_desc, [first + HALF, i % STEPS * DEPTH], ready, w.slice(HALF, HALF))
             it += 1
 
 
@@ -149,10 +147,10 @@ def bring_rows(
         for _k in range(N // DEPTH):
             s = it % STAGES
             mbarrier.wait(empty.index(s), ((it // STAGES) & 1) ^ 1)
-            _copy(x_bufs.index(s).slice(0, ROWS), x, mask=is_route)
+            gather(x_bufs.index(s).slice(0, ROWS), x, mask=is_route)
             x += DEPTH
             if FP8:
-                _copy(s_bufs.index(s), scale)
+                gather(s_bufs.index(s), scale)
                 scale += 1
             async_copy.mbarrier_arrive(full.index(s), increment_count=False)
             it += 1
@@ -180,8 +178,8 @@ def bring_rows(
         for i in range(SPAN * STEPS):
             s = it % STAGES
             mbarrier.wait(empty.index(s), ((it // STAGES) & 1) ^ 1)
-            _copy(x_bufs.index(s), x + i % STEPS * DEPTH, mask=is_read)
+            gather(x_bufs.index(s), x + i % STEPS * DEPTH, mask=is_read)
             if FP8:
-                _copy(s_bufs.index(s), scale + gl.where(place < COLUMNS, i % STEPS * 2, i))
+                gather(s_bufs.index(s), scale + gl.where(place < COLUMNS, i % STEPS * 2, i))
             async_copy.mbarrier_arrive(full.index(s), increment_count=False)
             it += 1

@@ -1,24 +1,23 @@
 """A layer by the streaming kernel."""
 
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .._hopper import multiprocessors, pieces
 from .._launch import Launcher
 from .._library import custom_op
 from ..activation.spec import Gate, Split
 from ..align.triton import align
 from ..product_plans.fit import require_rows, require_weights
-from ..product_plans.spec import Tile
+from ..product_plans.spec import STREAM_COLUMNS, Tile
+from ..product_plans.takes import stream_fault
 from ..sum_routes.triton import sum_routes
 from .kernel import stream
 
-_COLUMNS: Final = 128  # of the second product that are multiplied at a time
-_PIECE: Final = 64  # channels of a scale between the products
+_PIECE: Final = 64  # rows of weights of a piece, and channels of a scale between the products
 _COUNTERS: Final = 2  # besides those of the blocks: see the kernel
 _SUMMED: Final = 64  # tokens; beyond, a launch of its own sums faster
 _DIRECT: Final = 16  # rows of a block; results of more go through shared memory, so that what is stored lies together
@@ -26,14 +25,10 @@ _DIRECT: Final = 16  # rows of a block; results of more go through shared memory
 _REGISTERS: Final = {1: (168, 152), 2: (80, 80)}
 
 
-class _Properties(Protocol):
-    multi_processor_count: int
-
-
 class Operands(NamedTuple):
     """Rows and both matrices, with their scales and biases, and the routes.
 
-    See up_product.triton.up_product and down_product.triton.down_product, and product_plans.choose.stream_takes. Rows have no gaps, and 16 divides
+    See up_product.triton.up_product and down_product.triton.down_product, and product_plans.choose.Plans.streams. Rows have no gaps, and 16 divides
     their stride in bytes.
     """
 
@@ -73,8 +68,9 @@ def _run(
     require_weights(w13, s13, b13)
     require_weights(w2, s2, b2)
     experts, columns, inter = w2.shape
-    if columns % down.columns and down.columns != _COLUMNS:
-        raise ValueError(f"the second product has {columns} columns, and pieces of {down.columns}, which must divide them")
+    fault = stream_fault(up, down, columns)
+    if fault is not None:
+        raise ValueError(fault)
     if split.step != 1:
         raise ValueError("the streaming kernel takes gate and up apart, not in turns")
     counters = topk_ids.new_empty(_COUNTERS + topk_ids.numel())  # as many blocks as routes at the most
@@ -123,7 +119,7 @@ def _launch(
     if rows.data_ptr() % 16:
         rows = rows.clone()  # rare; the copies are of 16 bytes
     tensors = (
-        *(rows, rows_scale, _descriptor(w13), s13, b13, _descriptor(w2), s2, b2),
+        *(rows, rows_scale, pieces(w13.view(-1, w13.shape[2]), _PIECE), s13, b13, pieces(w2.view(-1, w2.shape[2]), _PIECE), s2, b2),
         *(slots, block_expert, counters, inner, inner_scale, results, topk_ids, topk_weights, live, out),
     )
     scalars = (routes, block_expert.shape[0], w2.shape[0], alpha, limit, shift)
@@ -137,24 +133,15 @@ def _launch(
         "GATE": gate,
         "BESIDE": up,
         "ROWS": block,
-        "SPAN": down_columns // _COLUMNS,
+        "SPAN": down_columns // STREAM_COLUMNS,
         "STAGES": stages,
         "SLOTS": triton.next_power_of_2(topk_ids.shape[1]),
         "DIRECT": block <= _DIRECT,
         "SUMS": out is not None,
         "BRINGING": bringing,
     }
-    device = None if results.is_meta else results.device  # the current one is what is compiled for
-    properties = cast("_Properties", torch.cuda.get_device_properties(device))  # pyright: ignore[reportUnknownMemberType]
-    programs = properties.multi_processor_count * each
+    programs = multiprocessors(results) * each
     _STREAM(programs, tensors, scalars, constants, num_warps=4, maxnreg=at_start, launch_cooperative_grid=True)
-
-
-def _descriptor(weights: Tensor) -> TensorDescriptor:
-    """Return a descriptor of pieces of 128 bytes of 64 rows."""
-    matrix = weights.view(-1, weights.shape[2])
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * matrix.element_size(), rank=2)
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [64, 128 // matrix.element_size()], layout)
 
 
 _STREAM: Final = Launcher(stream)

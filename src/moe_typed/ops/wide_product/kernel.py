@@ -46,7 +46,7 @@ def wide(
     MULTIPLYING: gl.constexpr,
     COPYING: gl.constexpr,
 ) -> None:
-    """See this file's head. The descriptors are of pieces that the copy engine brings; see triton._descriptor."""
+    """See this file's head. The descriptors are of pieces that the copy engine brings; see .._hopper.pieces."""
     WIDE: gl.constexpr = 2 * BLOCK_N if UP else BLOCK_N
     a_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8 if FP8 else 16, 2)
     a_bufs = gl.allocate_shared_memory(b_desc.dtype, [2 * STAGES, 64, BLOCK_K], a_layout)

@@ -3,13 +3,10 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .._hopper import bring_piece, gather
 from .schedule import locate, share
-
-# Triton 3.8 has new names for both.
-_bring = tma.async_load if "async_load" in tma.__all__ else tma.async_copy_global_to_shared
-_gather = async_copy.async_load if "async_load" in async_copy.__all__ else async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
@@ -78,20 +75,20 @@ def produce(
                 mbarrier.expect(ready, B_BYTES + A_BYTES)
             b = b_bufs.index(s)
             if UP and STEP == 1:
-                _bring(b_desc, [expert * (2 * N) + GATE + tile * BLOCK_N, k * BLOCK_K], ready, b.slice(0, BLOCK_N))
-                _bring(b_desc, [expert * (2 * N) + BESIDE + tile * BLOCK_N, k * BLOCK_K], ready, b.slice(BLOCK_N, BLOCK_N))
+                bring_piece(b_desc, [expert * (2 * N) + GATE + tile * BLOCK_N, k * BLOCK_K], ready, b.slice(0, BLOCK_N))
+                bring_piece(b_desc, [expert * (2 * N) + BESIDE + tile * BLOCK_N, k * BLOCK_K], ready, b.slice(BLOCK_N, BLOCK_N))
             elif UP:
-                _bring(b_desc, [expert * (2 * N) + tile * (2 * BLOCK_N), k * BLOCK_K], ready, b)
+                bring_piece(b_desc, [expert * (2 * N) + tile * (2 * BLOCK_N), k * BLOCK_K], ready, b)
             else:
-                _bring(b_desc, [expert * N + tile * BLOCK_N, k * BLOCK_K], ready, b)
+                bring_piece(b_desc, [expert * N + tile * BLOCK_N, k * BLOCK_K], ready, b)
             if UP:
-                _gather(a_bufs.index(2 * s), p0)
+                gather(a_bufs.index(2 * s), p0)
                 if is_whole:
-                    _gather(a_bufs.index(2 * s + 1), p1)
+                    gather(a_bufs.index(2 * s + 1), p1)
                 async_copy.mbarrier_arrive(ready, increment_count=False)
                 p0 += BLOCK_K
                 p1 += BLOCK_K
             else:
-                _bring(a_desc, [begin, k * BLOCK_K], ready, a_bufs.index(2 * s))
-                _bring(a_desc, [block * 128 + 64, k * BLOCK_K], ready, a_bufs.index(2 * s + 1), pred=is_whole)
+                bring_piece(a_desc, [begin, k * BLOCK_K], ready, a_bufs.index(2 * s))
+                bring_piece(a_desc, [block * 128 + 64, k * BLOCK_K], ready, a_bufs.index(2 * s + 1), pred=is_whole)
             it += 1

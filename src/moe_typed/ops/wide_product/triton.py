@@ -1,25 +1,23 @@
 """Both products by the wide kernel."""
 
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .._hopper import multiprocessors, pieces
 from .._library import custom_op, device_of
 from ..activation.spec import GROUP, Gate, Split
 from ..product_plans.fit import require_rows, require_weights
 from .kernel import wide
 
+if TYPE_CHECKING:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
 _COLUMNS: Final = 128  # of gate and of up; of the second product twice that
 _STAGES: Final = 4  # 48 KiB each
 # Registers of a thread: 2 * 128 * 232 + 128 * 40 is what an SM has. A compiled limit of 168 for all three warpgroups is where it starts from.
 _MULTIPLYING, _COPYING, _AT_START = 232, 40, 168
-
-
-class _Properties(Protocol):
-    multi_processor_count: int
 
 
 def up_product(
@@ -114,14 +112,14 @@ def _launch_down(
 ) -> None:
     if not block_expert.shape[0]:
         return
-    sorted_rows = _descriptor(rows, 64)
+    sorted_rows = pieces(rows, 64)
     constants = {"UP": False, "TOP_K": 1, "N": out.shape[1], "ROW_STRIDE": rows.stride(0), "GATE": 0, "BESIDE": 0, "STEP": 1}
     scalars = (out.shape[0], block_expert.shape[0], group, 1.0, 1.0, 1.0)
     _run(sorted_rows, None, rows_scale, weights, weights_scale, bias, slots, block_expert, route_weights, out, None, scalars, 2 * _COLUMNS, constants)
 
 
 def _run(
-    sorted_rows: TensorDescriptor | None,
+    sorted_rows: "TensorDescriptor | None",
     rows: Tensor | None,
     rows_scale: Tensor | None,
     weights: Tensor,
@@ -136,11 +134,9 @@ def _run(
     columns: int,
     constants: dict[str, int],
 ) -> None:
-    tiles = _descriptor(weights.view(-1, weights.shape[2]), columns)
+    tiles = pieces(weights.view(-1, weights.shape[2]), columns)
     depth = 128 // weights.element_size()
     tensors = (sorted_rows, rows, rows_scale, tiles, weights_scale, bias, slots, block_expert, route_weights, out, out_scale)
-    properties = cast("_Properties", torch.cuda.get_device_properties(out.device))  # pyright: ignore[reportUnknownMemberType]
-    programs = properties.multi_processor_count
     known = {
         **constants,
         "K": weights.shape[2],
@@ -150,10 +146,4 @@ def _run(
         "STAGES": _STAGES,
     }
     with device_of(out):
-        wide[(programs,)](*tensors, *scalars, **known, MULTIPLYING=_MULTIPLYING, COPYING=_COPYING, num_warps=4, maxnreg=_AT_START)
-
-
-def _descriptor(matrix: Tensor, rows: int) -> TensorDescriptor:
-    """Return a descriptor of pieces of 128 bytes of ``rows`` rows."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * matrix.element_size(), rank=2)
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, 128 // matrix.element_size()], layout)
+        wide[(multiprocessors(out),)](*tensors, *scalars, **known, MULTIPLYING=_MULTIPLYING, COPYING=_COPYING, num_warps=4, maxnreg=_AT_START)
