@@ -78,6 +78,7 @@ def test_conversions_say_their_bytes() -> None:
         (asking(), CPU, "triton", RejectReason.DEVICE, ("CUDA", "cpu")),
         (asking(), attrs.evolve(HOPPER, libraries={"torch": "2.13.0"}), "triton", RejectReason.LIBRARY_MISSING, ("triton is not installed",)),
         (asking(weights="fp8-block128"), attrs.evolve(HOPPER, capability=(8, 0)), "triton", RejectReason.CAPABILITY, ("(8, 0)", "fp8")),
+        (asking(weights="bf16"), attrs.evolve(HOPPER, capability=(7, 5)), "triton", RejectReason.CAPABILITY, ("(7, 5)", "below (8, 0)")),
         (asking(weights="nvfp4"), HOPPER, "triton", RejectReason.WEIGHT_FORMAT, ("nvfp4", "fp8-block128", "mxfp4")),
         (asking(weights="mxfp8"), attrs.evolve(HOPPER, capability=(8, 0)), "triton", RejectReason.CAPABILITY, ("(8, 0)", "fp8")),
         (asking(), HOPPER, "reference", RejectReason.NOT_NEEDED, ("triton",)),

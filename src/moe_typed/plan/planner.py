@@ -25,6 +25,7 @@ from .ways import DENSE_MODELS, DenseModel, WireWay, bridge, divisibility_fault,
 
 _log = logging.getLogger("moe_typed.plan")
 
+_TRITON_CAPABILITY: Final = (8, 0)  # Ampere: the first that Triton compiles for (its README), and the first with bfloat16
 _FP8_CAPABILITY: Final = (8, 9)  # Ada: the first with an e4m3 matrix instruction (CUDA programming guide, arithmetic by compute capability)
 
 
@@ -74,6 +75,8 @@ def _device_fault(problem: MoEProblem, environment: Environment, runner: RunnerN
                 return _reject(runner, RejectReason.DEVICE, f"{problem.weights} weights need an NVIDIA GPU; this is {environment.device_name}")
             if "fp8" in problem.weights and environment.capability < _FP8_CAPABILITY:
                 return _reject(runner, RejectReason.CAPABILITY, f"compute capability {environment.capability} has no fp8 matrix instruction")
+            if not environment.gfx and environment.capability < _TRITON_CAPABILITY:
+                return _reject(runner, RejectReason.CAPABILITY, f"compute capability {environment.capability} is below {_TRITON_CAPABILITY}")
         case RunnerName.AITER:
             if not environment.gfx:
                 return _reject(runner, RejectReason.DEVICE, f"it needs an AMD GPU; this is {environment.device_name}")
