@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moe_typed.ops.local_ids import reference
 from moe_typed.ops.local_ids import triton as fast
-from tests.ops.support import devices, in_one_graph, on_cuda
+from tests.ops.support import devices, floats, in_one_graph, int_rows, on_cuda
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", [reference, fast], ids=["reference", "triton"])
 
@@ -68,3 +68,12 @@ def test_one_graph_serves_every_count(device: str) -> None:
         graph.replay()
         for got, expected in zip(captured, reference.local_ids(ids, weights, 16, 16, live), strict=True):
             assert torch.equal(got, expected)
+
+
+@devices
+@IMPLEMENTATIONS
+def test_ids_that_32_bits_do_not_hold_are_none(device: str, implementation: ModuleType) -> None:
+    ids = torch.tensor([[2**32 + 17, 17, 16 - 2**32, -(2**63)]], device=device)
+    got, weights = implementation.local_ids(ids, torch.ones(1, 4, device=device), 16, 16, None)
+    assert int_rows(got) == [[-1, 1, -1, -1]]
+    assert floats(weights[0]) == [0.0, 1.0, 0.0, 0.0]

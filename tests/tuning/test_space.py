@@ -99,6 +99,22 @@ def test_the_wide_kernel_is_tried_where_it_runs_and_takes_the_layer() -> None:
     assert How.WIDE not in hows(attrs.evolve(QWEN, hidden=2016), LIMITS)
 
 
+def test_the_wide_kernel_is_not_tried_where_its_blocks_are_padding_for_the_most_part() -> None:
+    def hows(tokens: int) -> set[How]:
+        return {family.how for family in families(Cell(QWEN, 128, tokens, "uniform"), LIMITS)}
+
+    assert How.WIDE not in hows(24 * 128 // 8)
+    assert How.WIDE in hows(24 * 128 // 8 + 1)
+
+
+@per_cell
+def test_every_warp_of_a_tile_has_columns(cell: Cell) -> None:
+    for plan in plans(cell):
+        if plan.how in (How.WALK, How.SORTED):
+            assert 2 * plan.up.columns >= 16 * plan.up.warps
+            assert plan.down.columns >= 16 * plan.down.warps
+
+
 def test_heights_follow_the_routes_an_expert_of_all_ranks() -> None:
     here = attrs.evolve(QWEN, experts=16)
     apart = families(Cell(here, 128, 512, "uniform"), LIMITS)
