@@ -99,6 +99,15 @@ def test_the_wide_kernel_is_tried_where_it_runs_and_takes_the_layer() -> None:
     assert How.WIDE not in hows(attrs.evolve(QWEN, hidden=2016), LIMITS)
 
 
+@per_cell
+def test_the_sums_of_a_tile_leave_registers_for_the_rest(cell: Cell) -> None:
+    part = 1 if cell.layer.format == "fp8" else 0  # beside the sums of an fp8 tile are those of one step
+    for plan in plans(cell):
+        if plan.how in (How.WALK, How.SORTED):
+            assert plan.up.rows * plan.up.columns * (2 + part) / (32 * plan.up.warps) <= 160
+            assert plan.down.rows * plan.down.columns * (1 + part) / (32 * plan.down.warps) <= 160
+
+
 def test_the_wide_kernel_is_not_tried_where_its_blocks_are_padding_for_the_most_part() -> None:
     def hows(tokens: int) -> set[How]:
         return {family.how for family in families(Cell(QWEN, 128, tokens, "uniform"), LIMITS)}
