@@ -31,6 +31,7 @@ from tests.runners.triton_support import (
     SILU,
     TOLERANCE,
     check,
+    check_that_a_graph_follows_the_live_count,
     make_payload,
     make_routing,
     make_runner,
@@ -191,20 +192,5 @@ def test_compiles_as_one_graph(device: str, fmt: str, backend: str) -> None:
 
 @pytest.mark.parametrize(("device", "fmt"), [pytest.param("cuda", "bf16", marks=on_cuda), pytest.param("cuda", "fp8-block128", marks=on_cuda)])
 def test_a_cuda_graph_follows_the_live_count(device: str, fmt: str) -> None:
-    runner = make_runner(make_weights(fmt, device, 4), SILU)
-    count = torch.tensor([16], dtype=torch.int32, device=device)
     payload = make_payload(fmt, randn(2, 16, HIDDEN).to(device))
-    routing = make_routing(random_ids(16, 2, 4).to(device), 4, DeviceCount(count))
-    runner_input = FlatRowsInput(payload, routing)
-    runner.run(runner_input)  # compiles the kernels
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = runner.run(runner_input).hidden_states
-    for live in (16, 0, 5, 16):
-        count.fill_(live)
-        graph.replay()
-        replayed = captured.clone()
-        assert torch.equal(replayed, runner.run(runner_input).hidden_states)
-        assert not bool(replayed[live:].any())
-        assert live == 0 or bool(replayed[:live].any(1).all())
+    check_that_a_graph_follows_the_live_count(make_runner(make_weights(fmt, device, 4), SILU), payload, random_ids(16, 2, 4).to(device), 4)

@@ -41,7 +41,7 @@ from tests.runners.triton_formats_support import (
     requantising_reference,
     some_formats,
 )
-from tests.runners.triton_support import make_routing, random_ids, row_norms
+from tests.runners.triton_support import check_that_a_graph_follows_the_live_count, make_routing, random_ids, row_norms
 
 NAN = float("nan")
 SILU = SiluAndMul()
@@ -304,21 +304,8 @@ def test_a_cuda_graph_follows_the_live_count(device: str, fmt: str, rows_fmt: st
     if device == "cpu":
         pytest.skip("there are no CUDA graphs on a CPU")
     runner = make_runner(make_weights(fmt, device, 4), default_activation(fmt))
-    count = torch.tensor([16], dtype=torch.int32, device=device)
-    payload, routing = ROWS[rows_fmt](rand(2, 16, HIDDEN).to(device)), make_routing(random_ids(16, 2, 4).to(device), 4, DeviceCount(count))
-    runner_input = FlatRowsInput(payload, routing)
-    runner.run(runner_input)  # compiles the kernels
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = runner.run(runner_input).hidden_states
-    for live in (16, 0, 5, 16):
-        count.fill_(live)
-        graph.replay()
-        replayed = captured.clone()
-        assert torch.equal(replayed, runner.run(runner_input).hidden_states)
-        assert not bool(replayed[live:].any())
-        assert live == 0 or bool(replayed[:live].any(1).all())
+    payload = ROWS[rows_fmt](rand(2, 16, HIDDEN).to(device))
+    check_that_a_graph_follows_the_live_count(runner, payload, random_ids(16, 2, 4).to(device), 4)
 
 
 def test_the_width_of_the_tests_holds_whole_groups() -> None:

@@ -134,3 +134,21 @@ def check(
     error, norm = row_norms(found[:live].float() - expected), row_norms(expected)
     assert bool((error <= TOLERANCE[fmt] * norm).all()), f"largest error of a row: {float((error / norm).nan_to_num().max()):.2e}"
     assert not bool(found[live:].any())
+
+
+def check_that_a_graph_follows_the_live_count(runner: TritonRunner | TritonGeneralRunner, payload: Payload, ids: torch.Tensor, experts: int) -> None:
+    """Capture a run, change the live count between replays, and compare each with a run outside the graph."""
+    count = torch.tensor([payload.rows], dtype=torch.int32, device=ids.device)
+    runner_input = FlatRowsInput(payload, make_routing(ids, experts, DeviceCount(count)))
+    runner.run(runner_input)  # compiles the kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = runner.run(runner_input).hidden_states
+    for live in (payload.rows, 0, 5, payload.rows):
+        count.fill_(live)
+        graph.replay()
+        replayed = captured.clone()
+        assert torch.equal(replayed, runner.run(runner_input).hidden_states)
+        assert not bool(replayed[live:].any())
+        assert live == 0 or bool(replayed[:live].any(1).all())

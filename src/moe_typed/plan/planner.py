@@ -5,7 +5,7 @@ It looks at the problem and the environment alone, but for the note on where til
 
 import functools
 import logging
-from typing import Final, final
+from typing import final
 
 import attrs
 
@@ -14,6 +14,7 @@ from ..runners import ACTIVATIONS, ALL_ACTIVATIONS, SiluAndMul, SwigluOai, Unsup
 from ..runners.acceptance import Acceptance, RunnerName, accepted_by
 from ..runners.aiter import NEEDS_STATIC, suits
 from ..runners.ascend import ASCEND_ACTIVATIONS, AscendMxFp8Weights
+from ..runners.triton.devices import FP8_CAPABILITY, TRITON_CAPABILITY
 from ..table import Row
 from .aiter_wire import wire_for_aiter
 from .backends import supports
@@ -24,9 +25,6 @@ from .steps import steps_of
 from .ways import DENSE_MODELS, DenseModel, WireWay, bridge, divisibility_fault, wire_ways
 
 _log = logging.getLogger("moe_typed.plan")
-
-_TRITON_CAPABILITY: Final = (8, 0)  # Ampere: the first that Triton compiles for (its README), and the first with bfloat16
-_FP8_CAPABILITY: Final = (8, 9)  # Ada: the first with an e4m3 matrix instruction (CUDA programming guide, arithmetic by compute capability)
 
 
 @final
@@ -73,10 +71,10 @@ def _device_fault(problem: MoEProblem, environment: Environment, runner: RunnerN
                 return _reject(runner, RejectReason.DEVICE, f"it needs a CUDA device; this is {environment.device}")
             if "fp8" in problem.weights and environment.gfx:
                 return _reject(runner, RejectReason.DEVICE, f"{problem.weights} weights need an NVIDIA GPU; this is {environment.device_name}")
-            if "fp8" in problem.weights and environment.capability < _FP8_CAPABILITY:
+            if "fp8" in problem.weights and environment.capability < FP8_CAPABILITY:
                 return _reject(runner, RejectReason.CAPABILITY, f"compute capability {environment.capability} has no fp8 matrix instruction")
-            if not environment.gfx and environment.capability < _TRITON_CAPABILITY:
-                return _reject(runner, RejectReason.CAPABILITY, f"compute capability {environment.capability} is below {_TRITON_CAPABILITY}")
+            if not environment.gfx and environment.capability < TRITON_CAPABILITY:
+                return _reject(runner, RejectReason.CAPABILITY, f"compute capability {environment.capability} is below {TRITON_CAPABILITY}")
         case RunnerName.AITER:
             if not environment.gfx:
                 return _reject(runner, RejectReason.DEVICE, f"it needs an AMD GPU; this is {environment.device_name}")

@@ -14,11 +14,10 @@ from typing_extensions import override
 
 from moe_typed import SiluAndMul
 from moe_typed.formats import Fp32TransposedExpertWeights
-from moe_typed.integrations.transformers import Options, layers
+from moe_typed.integrations.transformers import Options
 from moe_typed.integrations.transformers.adapt import adapt
 from moe_typed.integrations.transformers.modules import read_stored
 from moe_typed.integrations.transformers.survey import EXPERTS, HIDDEN, INTER, ExpertsClass
-from moe_typed.plan import Environment
 from moe_typed.runners import OpaqueActivation, UnsupportedError
 from tests.integrations.transformers.support import GPT_OSS, INKLING, MUSE, NEMOTRON, QWEN, TOLERANCE, eager, error, experts, inputs, typed
 from tests.integrations.transformers.test_weights import check, held
@@ -424,16 +423,6 @@ def test_functions_are_read_in_several_threads_at_once() -> None:
     compiler: Any = vars(torch)["compile"]  # torch types it by halves
     rows = torch.ones(2, 2 * INTER)
     assert torch.equal(compiler(multiply, backend="eager")(rows), multiply(rows))  # a tracer's switch is one for the process
-
-
-@pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let plans be made as for a GPU; Triton's interpreter runs them."""
-
-    def probe(device: torch.device) -> Environment:
-        return Environment(device="cuda", device_name="interpreter", capability=(9, 0), libraries={"torch": "", "triton": ""})
-
-    monkeypatch.setattr(layers, "probe_environment", probe)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")

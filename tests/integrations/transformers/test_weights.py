@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from moe_typed import DebugLevel, Interleaved, debug_level
 from moe_typed.formats import Fp32ExpertWeights, Fp32TransposedExpertWeights, Fp32UngatedExpertWeights
-from moe_typed.integrations.transformers import Options, layers
+from moe_typed.integrations.transformers import Options
 from moe_typed.integrations.transformers.adapt import adapt
 from moe_typed.integrations.transformers.implementation import ExpertsImplementation, give_options, held_by
 from moe_typed.integrations.transformers.layers import Held
 from moe_typed.integrations.transformers.modules import read_stored
 from moe_typed.integrations.transformers.survey import EXPERTS, HIDDEN, INTER, ExpertsClass
-from moe_typed.plan import Environment
 from moe_typed.runners import UnsupportedError
 from tests.integrations.transformers.support import GPT_OSS, INKLING, MUSE, NEMOTRON, QWEN, TOLERANCE, eager, error, inputs, random, typed
 
@@ -258,16 +257,6 @@ class TestRelay:
         assert len(found[0]) == len(found[1]) == 4
         for got, expected in zip(*found, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let plans be made as for a GPU; Triton's interpreter runs them."""
-
-    def probe(device: torch.device) -> Environment:
-        return Environment(device="cuda", device_name="interpreter", capability=(9, 0), libraries={"torch": "", "triton": ""})
-
-    monkeypatch.setattr(layers, "probe_environment", probe)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 
 from ..activation.spec import GROUP
-from .files import Origin, Place, Source, TunedLayer, find_layers, named_directory, why_missing
+from .files import Capability, Origin, Place, Source, TunedLayer, find_layers, named_directory, why_missing
 from .spec import MOST_WALKED, How, Plan, Tile
 
 _FORMATS: Final = {torch.bfloat16: "bf16", torch.float16: "bf16", torch.float8_e4m3fn: "fp8"}  # bf16 and fp16 take the same time
@@ -106,7 +106,7 @@ def plans_for(device: torch.device, layer: Layer) -> Plans:
 
 def plans_at(place: Place, layer: Layer) -> Plans:
     """Return the plans of a layer at a place, which need not be here. Raises: ValueError for a file of tuned plans that cannot be read."""
-    wide = place.capability[0] == 9 and wide_takes(layer)
+    wide = runs_wide(place.capability, layer)
     fmt = _FORMATS.get(layer.dtype)
     if fmt is None:
         return Plans(layer, wide, {}, why=f"plans for {layer.dtype} are not measured")
@@ -123,6 +123,11 @@ def _up_to(known: TunedLayer, *, wide: bool) -> _UpTo:
     return tuple((most, plan) for (_, plan), most in zip(kept, [*ends, *(tokens for tokens, _ in kept[-1:])], strict=True))
 
 
+def runs_wide(capability: Capability, layer: Layer) -> bool:
+    """Say whether the wide kernel multiplies a layer on a device: it is written in Hopper's instructions."""
+    return capability[0] == _HOPPER and wide_takes(layer)
+
+
 def wide_takes(layer: Layer) -> bool:
     """Say whether the wide kernel can multiply a layer: whole steps along both depths; for fp8 whole tiles, and gate and up apart."""
     if layer.dtype == torch.float8_e4m3fn:
@@ -130,6 +135,7 @@ def wide_takes(layer: Layer) -> bool:
     return layer.dtype in (torch.bfloat16, torch.float16) and layer.hidden % 64 == 0 and layer.inter % 64 == 0
 
 
+_HOPPER: Final = 9  # the generation that has them; no other does
 # Three stages or so of each take less than 100 KiB of shared memory, which every GPU since sm_80 that serves MoE has.
 _HALF: Final = {
     16: (Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4)),

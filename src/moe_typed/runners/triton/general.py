@@ -15,6 +15,7 @@ from typing import ClassVar, final, overload
 
 import attrs
 import torch
+import triton
 from torch import Tensor
 from triton import knobs
 from typing_extensions import override
@@ -34,7 +35,7 @@ from ...formats import (
 )
 from ...ops.activation.spec import Gate, Split
 from ...ops.align.triton import align
-from ...ops.product_plans.choose import Layer, wide_takes
+from ...ops.product_plans.choose import Layer, runs_wide
 from ...ops.product_plans.spec import WIDE_ROWS, How
 from ...ops.quantised_product.decoded import decoded
 from ...ops.quantised_product.plan import choose_how, choose_tile, fitting_depth
@@ -58,12 +59,10 @@ from ...stages import (
 from ..activations import Activation, ThenNorm
 from ..base import ExpertRowsMeetWeights, FlatRowsMeetWeights, Runner, UnsupportedError, refuse_payload
 from .activations import epilogue_of, split_of
+from .devices import FP8_CAPABILITY, TRITON_CAPABILITY, hopper_fault
 from .in_place import ExpertRowsInput, blocks_of, planned_routes, weights_of
 from .int4 import ExpertRowsMeetInt4Weights, FlatRowsMeetInt4Weights, TritonInt4Weights
 
-_FP8_CAPABILITY = (8, 9)  # the first device generation whose tensor cores multiply e4m3 (Ada)
-_CAPABILITY = (8, 0)  # the first one that multiplies bfloat16 (Ampere)
-_WIDE_GENERATION = 9  # that has the matrix instructions of the wide kernel (Hopper)
 _SUPERBLOCK = 8  # blocks that go through the columns side by side
 
 
@@ -249,7 +248,7 @@ def require_general(data: Tensor, name: str) -> None:
         return
     if data.dtype == torch.float8_e4m3fn and torch.version.hip is not None:
         raise UnsupportedError(f"{name} weights are float8_e4m3fn, which the Triton runner multiplies on NVIDIA GPUs only")
-    needed = _FP8_CAPABILITY if data.dtype == torch.float8_e4m3fn else _CAPABILITY
+    needed = FP8_CAPABILITY if data.dtype == torch.float8_e4m3fn else TRITON_CAPABILITY
     capability = torch.cuda.get_device_capability(device)
     if torch.version.hip is None and capability < needed:
         raise UnsupportedError(
@@ -269,7 +268,7 @@ def require_groups(up: Matrix, down: Matrix, name: str) -> None:
 def _has_fp8(device: torch.device) -> bool:
     if device.type != "cuda":
         return True
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def _is_wide(up: Matrix, down: Matrix, split: Split | None) -> bool:
@@ -278,4 +277,4 @@ def _is_wide(up: Matrix, down: Matrix, split: Split | None) -> bool:
     if split is None or up.code is Code.DENSE or device.type != "cuda" or torch.version.hip is not None:
         return False
     layer = Layer(torch.bfloat16, up.data.shape[0], up.depth, down.depth, split.step > 1)
-    return torch.cuda.get_device_capability(device)[0] == _WIDE_GENERATION and wide_takes(layer)
+    return not hopper_fault(triton.__version__) and runs_wide(torch.cuda.get_device_capability(device), layer)

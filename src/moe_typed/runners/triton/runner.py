@@ -41,12 +41,10 @@ from ...stages import (
 from ..activations import Activation
 from ..base import ExpertRowsMeetWeights, FlatRowsMeetWeights, Runner, UnsupportedError
 from .activations import epilogue_of, split_of
+from .devices import hopper_fault
 from .general import live_count, require_general, require_routes
 from .in_place import ExpertRowsInput, blocks_of, plan_for, weights_of
 from .weights import TritonExpertWeights
-
-_TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
-_WIDE_TRITON = (3, 6)  # the first with the gluon that those kernels are written in; it is experimental, and changes
 
 
 @final
@@ -180,8 +178,8 @@ def make_runner(weights: TritonExpertWeights, activation: Activation, out_dtype:
     plans = plans_for(weights.w13.device, layer)
     if weights.w13.data_ptr() % 16 or weights.w2.data_ptr() % 16:  # the copy engine's rule
         plans = plans.without_wide()
-    if plans.wide and _TRITON < _WIDE_TRITON:
-        plans = plans.without_wide(f"the wide and the streaming kernel need Triton 3.6 or later; this is {triton.__version__}")
+    if plans.wide and (fault := hopper_fault(triton.__version__)):
+        plans = plans.without_wide(fault)
     return TritonRunner(weights, split, _gate(activation), out_dtype, plans)
 
 
